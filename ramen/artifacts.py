@@ -1,0 +1,237 @@
+"""What is on disk: names, manifest, checks, write-beside-and-rename.
+
+An artifact is a directory with a `manifest.json` that is written last. It holds content facts only (format,
+kind, counts, section values, hashes of the inputs, size and sha256 of each file), so that the same content
+always has the same digest; times, run ids and git revisions belong to the tracker.
+
+This is the only module that makes or opens an artifact; nothing here loads a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ramen.errors import ArtifactError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+KINDS: dict[str, str] = {
+    "dataset": "dataset",
+    "graph": "graph",
+    "pruned_graph": "graph",
+    "warm_model": "model",
+    "model": "model",
+    "evaluation": "evaluation",
+    "retriever": "retriever",
+}
+"""Artifact name -> kind; artifacts of one kind have the same form on disk."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished, checked artifact: `path` to read from, `manifest` as written."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the manifest, hence of the whole content."""
+        return hashlib.sha256(_dump(self.manifest).encode()).hexdigest()
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """Facts the writing stage recorded about the content."""
+        return self.manifest["counts"]  # type: ignore[no-any-return]
+
+
+@dataclass
+class Draft:
+    """An artifact being written: put files under `path` and facts into `counts`.
+
+    `work` is the stage's work directory: it outlives a failed attempt (checkpoints go there) and is removed after
+    success.
+    """
+
+    path: Path
+    work: Path
+    counts: dict[str, Any] = field(default_factory=dict)
+
+
+def open_artifact(path: str | os.PathLike[str], name: str) -> Artifact:
+    """Open a finished artifact and check every file against its manifest.
+
+    Args:
+        path: the artifact's directory.
+        name: what it is expected to be (a key of `KINDS`).
+
+    Raises:
+        ArtifactError: missing, unfinished, of another kind or format, or a file that differs.
+    """
+    path = Path(path)
+    kind = KINDS[name]
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{path}: no {MANIFEST}: not a finished {name}; run the stage that writes it (`ramen --help`)"
+        ) from None
+    except (ValueError, UnicodeDecodeError):
+        raise ArtifactError(f"{path / MANIFEST}: not valid JSON; run the stage that writes {name} again") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        raise ArtifactError(
+            f"{path}: format {found}, this version reads {FORMAT}; run the stage that writes {name} again"
+        )
+    if manifest.get("kind") != kind:
+        raise ArtifactError(f"{path}: is a {manifest.get('kind')}, expected a {kind}")
+    for relative, facts in manifest["files"].items():
+        file = path / relative
+        if not file.is_file():
+            raise ArtifactError(f"{file}: missing, though listed in {MANIFEST}; run the stage that writes {name} again")
+        if file.stat().st_size != facts["bytes"] or sha256(file) != facts["sha256"]:
+            raise ArtifactError(f"{file}: differs from {MANIFEST}: damaged or edited; run its stage again")
+    return Artifact(path, manifest)
+
+
+@contextmanager
+def drafts(
+    outputs: Mapping[str, str | os.PathLike[str]],
+    *,
+    sections: Mapping[str, Any],
+    inputs: Mapping[str, Artifact],
+    work: Path,
+) -> Iterator[dict[str, Draft]]:
+    """Write artifacts beside their places; on success finish the manifests and rename all, else remove all.
+
+    Args:
+        outputs: artifact name -> final directory (an older artifact there is replaced at the end).
+        sections: validated section values of the stage, recorded in the manifest.
+        inputs: opened inputs, whose digests are recorded in the manifest.
+        work: the stage's work directory, handed to each draft.
+    """
+    made: dict[str, Draft] = {}
+    try:
+        for name, place in outputs.items():
+            parent = Path(place).absolute().parent
+            parent.mkdir(parents=True, exist_ok=True)
+            beside = tempfile.mkdtemp(prefix=f".{Path(place).name}.", suffix=".tmp", dir=parent)
+            os.chmod(beside, 0o755)
+            made[name] = Draft(Path(beside), work)
+        yield made
+        for name, draft in made.items():
+            _write_manifest(draft, name, sections, inputs)
+        for name, draft in made.items():
+            _replace(draft.path, Path(outputs[name]))
+    finally:
+        for draft in made.values():
+            shutil.rmtree(draft.path, ignore_errors=True)
+
+
+def _write_manifest(draft: Draft, name: str, sections: Mapping[str, Any], inputs: Mapping[str, Artifact]) -> None:
+    files = {
+        str(file.relative_to(draft.path)): {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        for file in sorted(draft.path.rglob("*"))
+        if file.is_file()
+    }
+    manifest = {
+        "format": FORMAT,
+        "kind": KINDS[name],
+        "counts": draft.counts,
+        "sections": dict(sections),
+        "inputs": {key: value.digest for key, value in inputs.items()},
+        "files": files,
+    }
+    write_text(draft.path / MANIFEST, _dump(manifest))
+
+
+def _dump(manifest: Mapping[str, Any]) -> str:
+    return json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Rename a directory into place; an older one is moved aside first (rename cannot replace a full directory)."""
+    target = target.absolute()
+    if target.is_symlink() or target.is_file():
+        target.unlink()
+    if target.exists():
+        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+        os.rename(target, aside / "it")
+        os.rename(source, target)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.rename(source, target)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically: a temporary file beside it, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(beside, 0o644)
+        os.replace(beside, path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def sha256(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# --- columnar and sparse files -------------------------------------------------------------------------------
+
+
+def write_texts(path: Path, uids: Sequence[str], texts: Sequence[str]) -> None:
+    """Write `uid: str, text: str` rows as Parquet; row i is item i."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"uid": pa.array(uids, pa.string()), "text": pa.array(texts, pa.string())})
+    pq.write_table(table, path, compression="zstd")
+
+
+def read_texts(path: Path) -> tuple[list[str], list[str]]:
+    """Read (uids, texts) written by `write_texts`."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=["uid", "text"])
+    return table["uid"].to_pylist(), table["text"].to_pylist()
+
+
+def write_csr(path: Path, matrix: Any) -> None:
+    """Write a scipy CSR matrix as .npz: sorted int32 indices, no duplicates, no explicit zeros."""
+    import numpy as np
+    import scipy.sparse as sp
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    matrix = sp.csr_matrix(matrix, copy=True)
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    matrix.sort_indices()
+    matrix.indices = matrix.indices.astype(np.int32)
+    sp.save_npz(path, matrix, compressed=False)
+
+
+def read_csr(path: Path) -> Any:
+    """Read a scipy CSR matrix (`scipy.sparse.csr_matrix`) written by `write_csr`."""
+    import scipy.sparse as sp
+
+    return sp.csr_matrix(sp.load_npz(path))

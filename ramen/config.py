@@ -1,0 +1,367 @@
+"""Every knob, once: default, range, one line of help, source.
+
+A section is a frozen pydantic model; a stage is handed the sections it declares and no others. Values are
+resolved once, at the front:
+
+    class defaults  <  preset (`--preset P`)  <  parameter file (params.yaml, or `--params F`)  <  `--set a.b=c`
+
+The repository's params.yaml is a complete, commented file (written by `ramen config`), so naming a preset on
+the command line sets that file aside unless `--params` asks for it too.
+
+Source tags are those of the methods notes: R-ICLR, R-WWW (RAMEN), ngame, OAK, pyxclib (peer code), rec (ours).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ramen.errors import ConfigError
+
+PRESETS = Path(__file__).parent / "presets"
+PARAMS_FILE = "params.yaml"
+
+
+def knob(default: Any, help: str, source: str = "rec", **bounds: Any) -> Any:
+    """A configuration field: `bounds` are pydantic's (ge, gt, le, lt)."""
+    return Field(default=default, description=help, json_schema_extra={"source": source}, **bounds)
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no unknown keys, numbers coerced (KFP stores integers as floats)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    """Where the data come from and what is kept of them."""
+
+    source: Literal["debian", "xc"] = knob("debian", "source module that reads the data")
+    path: str = knob("data/debian.jsonl.gz", "file (debian) or folder (xc) the source reads")
+    text: Literal["auto", "title", "title+content"] = knob(
+        "auto", "xc: fields that make a text; auto = title if the folder's name contains 'Titles'", "ngame"
+    )
+    encoding: str = knob("utf-8", "xc: encoding of raw text files (released files are sometimes latin-1)", "ngame")
+    max_documents: int = knob(0, "keep at most this many documents, chosen by seed; 0 = all", ge=0)
+    test_fraction: float = knob(0.2, "debian: share of source packages held out for test", gt=0, lt=1)
+    seed: int = knob(0, "seed of the split and of the subset", ge=0)
+
+
+class Walk(Section):
+    """Cleaning of the raw metadata graphs and the random walk with restart."""
+
+    hops: int = knob(400, "hops per anchor (a hop is anchor -> row -> anchor); 0 = no walk", "R-ICLR B", ge=0)
+    restart: float = knob(0.8, "probability of jumping back to the start before a hop", "R-ICLR B", gt=0, le=1)
+    top_k: int = knob(10, "neighbours kept per anchor, beside itself", "pyxclib", ge=1)
+    max_new: int = knob(10, "new anchors added to a row at most; original edges always stay", ge=0)
+    degree_cap: int = knob(500, "rows and anchors of a higher degree are left out of the walk", "pyxclib", ge=1)
+    hub_cap: int = knob(0, "anchors with more edges than this are removed altogether; 0 = none", ge=0)
+    drop_label_anchors: bool = knob(False, "strict: drop document edges to anchors that are its own labels")
+    threads: int = knob(0, "threads of the walk; 0 = all cores (the result does not depend on it)", ge=0)
+    seed: int = knob(0, "seed of the walk", ge=0)
+
+
+class Encoder(Section):
+    """The sentence encoder."""
+
+    name: str = knob("minilm", "minilm (packaged, offline), tiny (random, for tests), or a Hugging Face name or path")
+    max_length: int = knob(32, "tokens per text, special tokens included; 32 for titles, 128 full text", "R-ICLR T16",
+                           ge=4, le=8192)
+    pooling: Literal["auto", "mean", "cls"] = knob("auto", "auto = what the model's own config says, else mean")
+    precision: Literal["auto", "bf16", "fp32"] = knob(
+        "auto", "arithmetic of the forward and backward pass; auto = bf16 where the hardware has it (AMX, CUDA)"
+    )
+    tokens_per_chunk: int = knob(8192, "padded tokens encoded at a time (bounds memory)", ge=64)
+
+
+class Objective(Section):
+    """Task loss and graph regularisers."""
+
+    graphs: bool = knob(True, "regularise with the metadata graphs; false = the plain base algorithm")
+    margin: float = knob(0.3, "margin of every triplet term", "R-ICLR T16", ge=0, le=2)
+    hardest: int = knob(10, "hardest negatives kept per row; 0 = all", "ngame", ge=0)
+    temperature: float = knob(0.1, "softmax temperature of the negatives' weights", "ngame", gt=0)
+    reduction: Literal["softmax", "mean", "sum_all"] = knob(
+        "softmax", "how hinges become a number, the same for all terms: softmax-weighted over the hardest violators, "
+        "mean over unmasked negatives (both averaged over valid rows), or the papers' literal sum", "ngame, OAK"
+    )
+    lambda_task: float = knob(1.0, "weight of the task loss", "R-ICLR 3", ge=0)
+    lambda_document: float = knob(0.1, "weight of each document-side regulariser", "R-ICLR 3", ge=0)
+    lambda_label: float = knob(0.1, "weight of each label-side regulariser", "R-ICLR 3", ge=0)
+    lambdas: dict[str, float] = knob({}, "weight of single regularisers by name, e.g. {depends.label: 0.3}")
+    anchor_pool: Literal["union", "separate"] = knob(
+        "union", "negatives of a regulariser: the anchors chosen by both sides, or by its own side", "R-ICLR"
+    )
+    anchor_sampling: Literal["uniform", "inverse_sqrt_degree"] = knob(
+        "uniform", "how a row's positive anchor is drawn; the second favours specific anchors over hubs"
+    )
+
+    @model_validator(mode="after")
+    def _weights_are_not_negative(self) -> Objective:
+        for name, weight in self.lambdas.items():
+            if weight < 0:
+                raise ValueError(f"lambdas.{name} = {weight}: a regularisation weight is at least 0")
+        return self
+
+    def weight(self, anchor_set: str, side: Literal["document", "label"]) -> float:
+        """The initial λ of one regulariser; 0 when graphs are off."""
+        if not self.graphs:
+            return 0.0
+        default = self.lambda_document if side == "document" else self.lambda_label
+        return float(self.lambdas.get(f"{anchor_set}.{side}", default))
+
+
+class Training(Section):
+    """Optimisation, shared by warm-up and the prune-and-retrain rounds."""
+
+    base: str = knob("inbatch", "base algorithm that RAMEN regularises")
+    batch_size: int = knob(1024, "documents per step, all processes together", "R-ICLR T16", ge=2)
+    epochs: int = knob(300, "epochs in all: warm-up and retraining", "R-ICLR T16", ge=1)
+    warmup_epochs: int = knob(10, "epochs on the unpruned graphs", "R-ICLR B", ge=1)
+    lr: float = knob(2e-4, "peak learning rate", "R-ICLR T16", gt=0, le=1)
+    lr_warmup_steps: int = knob(100, "steps of linear rise, then linear decay to 0 at the last epoch", "ngame", ge=0)
+    weight_decay: float = knob(0.01, "AdamW decay; none on biases and layer norms", "ngame", ge=0)
+    adam_eps: float = knob(1e-6, "AdamW epsilon", "ngame", gt=0)
+    clip_norm: float = knob(1.0, "gradient norm is clipped to this; 0 = off", ge=0)
+    validation_fraction: float = knob(0.05, "share of training documents held out to choose the round", ge=0, lt=0.5)
+    checkpoint_minutes: float = knob(10.0, "minutes between checkpoints inside an epoch loop", gt=0)
+    threads: int = knob(0, "torch threads; 0 = all cores", ge=0)
+    seed: int = knob(0, "seed of initialisation, order, sampling and dropout", ge=0)
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> Training:
+        if self.warmup_epochs > self.epochs:
+            raise ValueError(f"warmup_epochs = {self.warmup_epochs} exceeds epochs = {self.epochs}")
+        return self
+
+
+class Pruning(Section):
+    """Prune-and-retrain rounds."""
+
+    every: int = knob(5, "epochs trained between two prunings", "R-ICLR B", ge=1)
+    threshold: float = knob(0.0, "an edge stays if the cosine of its ends is greater than this", "R-ICLR B",
+                            ge=-1, le=1)
+    from_previous: bool = knob(False, "prune the previous round's graph (monotone) instead of the original", "xcai")
+    converged_at: float = knob(0.995, "stop re-pruning when every graph's Jaccard with the last exceeds this",
+                               ge=0, le=1)
+    patience: int = knob(3, "stop after this many rounds without a better validation P@1; 0 = never", ge=0)
+    enabled: bool = knob(True, "false = retrain on the unpruned graphs (ablation 'no pruning')")
+
+
+class Scoring(Section):
+    """Retrieval and metrics on the test documents."""
+
+    retrieve: int = knob(200, "labels retrieved per document before filtering", "pyxclib", ge=100)
+    propensity_a: float = knob(0.55, "propensity A; Wikipedia-500K 0.5, Amazon 0.6", "pyxclib", gt=0)
+    propensity_b: float = knob(1.5, "propensity B; Wikipedia-500K 0.4, Amazon 2.6", "pyxclib", gt=0)
+    quantiles: int = knob(5, "equi-volume label bins in the report", "R-ICLR", ge=1)
+    quantile_rule: Literal["pyxclib", "paper"] = knob("pyxclib", "how the bins are cut", "pyxclib")
+    chunk: int = knob(4096, "documents scored at a time (bounds memory)", ge=1)
+    samples: int = knob(12, "sample predictions in the report", ge=0)
+    base: str = knob("", "evaluation artifact of another run (the base), set beside this one in metrics and report")
+
+
+class Index(Section):
+    """The published retriever."""
+
+    kind: Literal["flat", "hnsw"] = knob("hnsw", "exact scan, or a navigable small-world graph")
+    hnsw_m: int = knob(32, "links per node of the HNSW graph", "ngame", ge=2, le=256)
+    ef_construction: int = knob(200, "candidates while building the HNSW graph", "ngame", ge=8)
+    ef_search: int = knob(128, "candidates while searching the HNSW graph", "ngame", ge=8)
+    recall_k: int = knob(10, "ANN recall is measured at this depth against exact retrieval", ge=1)
+    model: str = knob("ramen", "registered model name in MLflow")
+    alias: str = knob("champion", "alias that moves to the published version; empty = none")
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": Data,
+    "walk": Walk,
+    "encoder": Encoder,
+    "objective": Objective,
+    "training": Training,
+    "pruning": Pruning,
+    "scoring": Scoring,
+    "index": Index,
+}
+
+
+class Config(Section):
+    """The whole tree."""
+
+    data: Data = Data()
+    walk: Walk = Walk()
+    encoder: Encoder = Encoder()
+    objective: Objective = Objective()
+    training: Training = Training()
+    pruning: Pruning = Pruning()
+    scoring: Scoring = Scoring()
+    index: Index = Index()
+
+    def sections(self, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Complete sections as plain dicts, in the order of `SECTIONS`."""
+        wanted = set(SECTIONS if names is None else names)
+        return {name: getattr(self, name).model_dump() for name in SECTIONS if name in wanted}
+
+
+def presets() -> list[str]:
+    """Names of the presets that ship with the package."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def resolve(
+    *,
+    preset: str | None = None,
+    params: str | Path | None = None,
+    sets: Iterable[str] = (),
+) -> Config:
+    """Resolve the configuration: defaults < preset < parameter file < `--set`.
+
+    Args:
+        preset: name of a shipped preset, or None.
+        params: parameter file; None reads params.yaml of the working directory if there is one and no preset is
+            named.
+        sets: assignments `section.key=value`; the value is read as YAML.
+
+    Raises:
+        ConfigError: unknown preset, section or key (with the nearest valid name), or a value out of range.
+    """
+    tree: dict[str, Any] = {}
+    if preset is not None:
+        path = PRESETS / f"{preset}.yaml"
+        if not path.is_file():
+            raise ConfigError(f"preset {preset!r}: unknown; {_nearest(preset, presets())}")
+        _merge(tree, _read(path), f"preset {preset}")
+    if params is None and preset is None and Path(PARAMS_FILE).is_file():
+        params = PARAMS_FILE
+    if params is not None:
+        _merge(tree, _read(Path(params)), str(params))
+    for assignment in sets:
+        _merge(tree, _assignment(assignment), "--set")
+    return parse(tree)
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """Validate a nested mapping into a Config. Raises ConfigError."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error))) from None
+
+
+def parse_section(name: str, values: Mapping[str, Any]) -> Section:
+    """Validate one section. Raises ConfigError."""
+    _check_keys({name: values}, name)
+    return getattr(parse({name: values}), name)  # type: ignore[no-any-return]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `ramen config > {path}` writes a complete one") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
+    return tree
+
+
+def _assignment(text: str) -> dict[str, Any]:
+    path, equals, value = text.partition("=")
+    parts = path.strip().split(".", 1)
+    if not equals or len(parts) != 2 or not all(parts):
+        raise ConfigError(f"--set {text}: expected section.key=value, e.g. training.epochs=5")
+    section, key = parts
+    try:
+        parsed = yaml.safe_load(value) if value.strip() else ""
+    except yaml.YAMLError:
+        parsed = value
+    if isinstance(parsed, str):  # YAML 1.1 reads 1e-4 (no dot) as a string
+        try:
+            parsed = float(parsed)
+        except ValueError:
+            pass
+    if "." in key:  # objective.lambdas.depends.label=0.3: one entry of a dict-valued knob
+        head, rest = key.split(".", 1)
+        return {section: {head: {rest: parsed}}}
+    return {section: {key: parsed}}
+
+
+def _merge(tree: dict[str, Any], update: Mapping[str, Any], where: str) -> None:
+    _check_keys(update, where)
+    for section, values in update.items():
+        target = tree.setdefault(section, {})
+        for key, value in (values or {}).items():
+            if isinstance(value, dict) and isinstance(target.get(key), dict):
+                target[key] = {**target[key], **value}
+            else:
+                target[key] = value
+
+
+def _check_keys(tree: Mapping[str, Any], where: str) -> None:
+    for section, values in tree.items():
+        if section not in SECTIONS:
+            raise ConfigError(f"{where}: {section}: unknown section; {_nearest(str(section), SECTIONS)}")
+        if values is not None and not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: {section}: expected a mapping, found {values!r}")
+        fields = SECTIONS[section].model_fields
+        for key in values or ():
+            if key not in fields:
+                raise ConfigError(f"{where}: {section}.{key}: unknown; {_nearest(str(key), fields)}")
+
+
+def _nearest(name: str, valid: Iterable[str]) -> str:
+    names = list(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"valid names: {', '.join(names)}"
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors():
+        path = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] in ("value_error",):
+            lines.append(f"{path}: {message}")
+        else:
+            lines.append(f"{path} = {item['input']!r}: {message[0].lower()}{message[1:]}")
+    return lines
+
+
+def describe_range(field: Any) -> str:
+    """Human-readable range of a pydantic field: choices or bounds."""
+    annotation = field.annotation
+    choices = getattr(annotation, "__args__", None)
+    if choices and getattr(annotation, "__origin__", None) is Literal:
+        return " | ".join(map(str, choices))
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = []
+    for meta in field.metadata:
+        for attribute, sign in signs.items():
+            if getattr(meta, attribute, None) is not None:
+                bounds.append(f"{sign} {getattr(meta, attribute)}")
+    return ", ".join(bounds)
+
+
+def to_yaml(config: Config) -> str:
+    """The whole tree as a complete, commented parameter file."""
+    lines = ["# Every knob with its value; `ramen config [--preset P]` writes this file. Docs: docs/config.md"]
+    for name, section in SECTIONS.items():
+        lines += ["", f"# {(section.__doc__ or '').splitlines()[0]}", f"{name}:"]
+        values = getattr(config, name)
+        for key, field in section.model_fields.items():
+            value = yaml.safe_dump(
+                getattr(values, key), default_flow_style=True, width=10_000, allow_unicode=True
+            ).removesuffix("...\n").strip()
+            extent = describe_range(field)
+            lines.append(f"  {key}: {value}  # {field.description}" + (f" [{extent}]" if extent else ""))
+    return "\n".join(lines) + "\n"

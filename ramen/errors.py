@@ -1,0 +1,88 @@
+"""Every error a user can cause, and the exit code it ends with.
+
+RamenError (1)
+├── ConfigError (2)      a knob is unknown, out of range, or contradicts another
+├── DataError (3)        input data is broken: one `Problem` per defect
+├── ArtifactError (4)    an artifact is missing, foreign, damaged or of another format
+├── GateRefused (5)      a candidate did not pass the gate
+├── MissingExtra (6)     an optional dependency is not installed
+└── Interrupted (130)    stopped on purpose (SIGTERM, SIGINT); a checkpoint was written
+
+The CLI prints the message of a RamenError and exits with its code; anything else is a bug and keeps its
+traceback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class RamenError(Exception):
+    """A mistake the user can mend. The message is what the user reads."""
+
+    exit_code = 1
+
+
+class ConfigError(RamenError):
+    """A configuration value is unknown, out of range, or contradicts another."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One defect of the input data.
+
+    Attributes:
+        file: the offending file, as the user named it.
+        expected: what should have been there, and what was.
+        mend: what the user can do about it.
+        line: one-based line (or row) number, where there is one.
+        field: column, key or matrix name, where there is one.
+    """
+
+    file: str
+    expected: str
+    mend: str = ""
+    line: int | None = None
+    field: str | None = None
+
+    def __str__(self) -> str:
+        where = self.file + (f":{self.line}" if self.line is not None else "")
+        where += f" [{self.field}]" if self.field else ""
+        return f"{where}: {self.expected}" + (f"; {self.mend}" if self.mend else "")
+
+
+class DataError(RamenError):
+    """The input data is broken; the message holds one line per problem."""
+
+    exit_code = 3
+
+    def __init__(self, *problems: Problem) -> None:
+        assert problems, "a DataError without a problem says nothing"
+        self.problems = problems
+        super().__init__("\n".join(map(str, problems)))
+
+
+class ArtifactError(RamenError):
+    """An artifact on disk is missing, of another kind or format, or does not match its manifest."""
+
+    exit_code = 4
+
+
+class GateRefused(RamenError):
+    """A candidate did not pass a gate that it had to pass."""
+
+    exit_code = 5
+
+
+class MissingExtra(RamenError):
+    """An optional dependency is needed; the message names the command that installs it."""
+
+    exit_code = 6
+
+
+class Interrupted(RamenError):
+    """Stopped on purpose; what was done so far is safe on disk."""
+
+    exit_code = 130

@@ -1,0 +1,200 @@
+"""The table of stages, and the one function that runs a stage whatever the front.
+
+A stage function lives in a package's `stage.py` and takes, by keyword, exactly its artifacts (`Artifact` for what
+it reads, `Draft` for what it writes), its config sections and `track`; it returns headline metrics as a flat dict.
+It cannot read a knob it did not declare, so a change of an index knob re-runs neither training in DVC nor its
+cached KFP task.
+
+Nothing heavy is imported here: `impl` is resolved only when the stage runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramen.artifacts import KINDS, drafts, open_artifact
+from ramen.errors import ArtifactError
+from ramen.tracking import NullTracker, Tracker
+
+PACKAGE = Path(__file__).parent
+WORK_ENV = "RAMEN_WORK"
+"""Environment variable naming the directory of work directories (checkpoints); default .ramen/work."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the pipeline.
+
+    Attributes:
+        name: as typed on the command line.
+        help: one line.
+        reads, writes: artifact names.
+        sections: config sections the stage may see.
+        code: modules and packages under `ramen/` whose change must re-run the stage.
+        impl: "module:function".
+        gpu: the stage trains or encodes, and wants an accelerator where there is one.
+        side_effects: it changes something outside its artifacts (a registry), so its result is never cached.
+    """
+
+    name: str
+    help: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    sections: tuple[str, ...]
+    code: tuple[str, ...]
+    impl: str
+    gpu: bool = False
+    side_effects: bool = False
+
+    @property
+    def identifier(self) -> str:
+        """The name as a Python identifier and folder name: `prune_retrain`."""
+        return self.name.replace("-", "_")
+
+    def code_paths(self) -> list[Path]:
+        """Files and folders under the package that the stage depends on."""
+        return [PACKAGE / part for part in ("artifacts.py", "config.py", "stages.py", *self.code)]
+
+    def code_version(self) -> str:
+        """sha256 (12 hex digits) of the source files the stage depends on."""
+        digest = hashlib.sha256()
+        for root in self.code_paths():
+            for file in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+                digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes() + b"\0")
+        return digest.hexdigest()[:12]
+
+
+_TRAINING_CODE = ("base", "data/dataset.py", "encoder", "graph", "objective", "training")
+
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "ingest",
+            "read a source, validate it, write the dataset",
+            reads=(),
+            writes=("dataset",),
+            sections=("data",),
+            code=("data",),
+            impl="ramen.data.stage:ingest",
+        ),
+        Stage(
+            "build-graph",
+            "clean the metadata graphs and walk them",
+            reads=("dataset",),
+            writes=("graph",),
+            sections=("walk",),
+            code=("data/dataset.py", "graph"),
+            impl="ramen.graph.stage:build_graph",
+        ),
+        Stage(
+            "warmup",
+            "train the encoder on the unpruned graphs",
+            reads=("dataset", "graph"),
+            writes=("warm_model",),
+            sections=("encoder", "objective", "training"),
+            code=_TRAINING_CODE,
+            impl="ramen.training.stage:warmup",
+            gpu=True,
+        ),
+        Stage(
+            "prune-retrain",
+            "prune noisy edges with the encoder and retrain, round by round",
+            reads=("dataset", "graph", "warm_model"),
+            writes=("model", "pruned_graph"),
+            sections=("encoder", "objective", "training", "pruning"),
+            code=_TRAINING_CODE,
+            impl="ramen.training.stage:prune_retrain",
+            gpu=True,
+        ),
+        Stage(
+            "evaluate",
+            "retrieve labels for the test documents; metrics, predictions, report",
+            reads=("dataset", "pruned_graph", "model"),
+            writes=("evaluation",),
+            sections=("encoder", "scoring"),
+            code=("data/dataset.py", "encoder", "evaluation", "graph/metadata.py"),
+            impl="ramen.evaluation.stage:evaluate",
+            gpu=True,
+        ),
+        Stage(
+            "publish-index",
+            "build the ANN index, measure its recall, register the retriever",
+            reads=("dataset", "model", "evaluation"),
+            writes=("retriever",),
+            sections=("encoder", "index"),
+            code=("data/dataset.py", "encoder", "index"),
+            impl="ramen.index.stage:publish_index",
+            side_effects=True,
+        ),
+    )
+}
+
+
+def default_path(artifact: str, root: str | os.PathLike[str] = "artifacts") -> Path:
+    """Where an artifact lies unless told otherwise."""
+    assert artifact in KINDS
+    return Path(root) / artifact
+
+
+def run_stage(
+    name: str,
+    *,
+    sections: Mapping[str, Mapping[str, Any]],
+    inputs: Mapping[str, str | os.PathLike[str]] | None = None,
+    outputs: Mapping[str, str | os.PathLike[str]] | None = None,
+    track: Tracker | None = None,
+) -> dict[str, float]:
+    """Run one stage: validate sections, open and check inputs, write beside, rename, return the metrics.
+
+    Args:
+        name: a key of `STAGES`.
+        sections: section name -> values, at least those the stage declares (others are ignored).
+        inputs, outputs: artifact name -> directory, exactly those the stage reads and writes; None = the defaults.
+        track: receives parameters, datasets, step metrics and figures; None = nothing is tracked.
+
+    Raises:
+        RamenError: whatever the user can mend; no output is changed in that case.
+    """
+    from ramen.config import parse_section
+
+    stage = STAGES[name]
+    track = track or NullTracker()
+    inputs = {key: default_path(key) for key in stage.reads} if inputs is None else inputs
+    outputs = {key: default_path(key) for key in stage.writes} if outputs is None else outputs
+    assert set(inputs) == set(stage.reads) and set(outputs) == set(stage.writes), (name, inputs, outputs)
+    values = {key: parse_section(key, sections.get(key, {})) for key in stage.sections}
+    plain = {key: value.model_dump() for key, value in values.items()}
+    opened = {key: open_artifact(path, key) for key, path in inputs.items()}
+    track.params({f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()})
+    for key, artifact in opened.items():
+        track.dataset(key, artifact.digest, str(inputs[key]))
+
+    module, function = stage.impl.split(":")
+    implementation = getattr(importlib.import_module(module), function)
+    work = _work_directory(stage, plain, {key: artifact.digest for key, artifact in opened.items()})
+    with drafts(outputs, sections=plain, inputs=opened, work=work) as written:
+        try:
+            metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
+        except OSError as error:
+            if error.filename or error.errno:
+                raise ArtifactError(f"{name}: {error}") from error
+            raise
+    shutil.rmtree(work, ignore_errors=True)
+    track.log(metrics)
+    return metrics
+
+
+def _work_directory(stage: Stage, sections: Mapping[str, Any], inputs: Mapping[str, str]) -> Path:
+    """The same stage with the same sections, inputs and code finds the same directory again."""
+    key = json.dumps([stage.name, sections, inputs, stage.code_version()], sort_keys=True)
+    root = Path(os.environ.get(WORK_ENV, ".ramen/work"))
+    return root / f"{stage.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
