@@ -1,0 +1,113 @@
+"""The problem as one object with named matrices, and its form on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import scipy.sparse as sp
+
+from ramen.artifacts import read_csr, read_texts, write_csr, write_texts
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A numbered list of texts: `uids[i]` and `texts[i]` belong to item i of every matrix."""
+
+    uids: list[str]
+    texts: list[str]
+
+    def __post_init__(self) -> None:
+        assert len(self.uids) == len(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.uids)
+
+    @classmethod
+    def read(cls, path: Path) -> Texts:
+        """Read a `uid, text` Parquet file."""
+        return cls(*read_texts(path))
+
+    def write(self, path: Path) -> None:
+        """Write a `uid, text` Parquet file."""
+        write_texts(path, self.uids, self.texts)
+
+
+@dataclass(frozen=True)
+class AnchorSet:
+    """One kind of anchor with its raw edges.
+
+    Attributes:
+        texts: M anchors.
+        train: training document -> anchor, CSR N x M.
+        labels: label -> anchor, CSR L x M.
+        test: test document -> anchor, CSR N' x M, ground truth that only oracle experiments may hold; `Problem.read`
+            never loads it.
+    """
+
+    texts: Texts
+    train: sp.csr_matrix
+    labels: sp.csr_matrix
+    test: sp.csr_matrix | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An extreme-classification problem.
+
+    Attributes:
+        train, test: N and N' documents.
+        labels: L labels; the label universe is the same at training and test time.
+        y_train, y_test: document -> label, CSR N x L and N' x L, values 1.0; empty rows stay.
+        filter_train, filter_test: pairs that do not count: ignored as negatives in training, removed from the
+            predictions in evaluation; CSR of the same shapes.
+        anchor_sets: name -> anchors, in alphabetical order.
+    """
+
+    train: Texts
+    test: Texts
+    labels: Texts
+    y_train: sp.csr_matrix
+    y_test: sp.csr_matrix
+    filter_train: sp.csr_matrix
+    filter_test: sp.csr_matrix
+    anchor_sets: Mapping[str, AnchorSet] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, N', L)."""
+        return len(self.train), len(self.test), len(self.labels)
+
+    def write(self, path: Path) -> None:
+        """Write all files under `path` (a draft of the artifact `dataset`)."""
+        for name in ("train", "test", "labels"):
+            getattr(self, name).write(path / "texts" / f"{name}.parquet")
+        for name in ("train", "test"):
+            write_csr(path / "labels" / f"{name}.npz", getattr(self, f"y_{name}"))
+            write_csr(path / "filters" / f"{name}.npz", getattr(self, f"filter_{name}"))
+        for name, anchors in self.anchor_sets.items():
+            folder = path / "anchors" / name
+            anchors.texts.write(folder / "texts.parquet")
+            write_csr(folder / "train.npz", anchors.train)
+            write_csr(folder / "labels.npz", anchors.labels)
+            if anchors.test is not None:
+                write_csr(folder / "test.npz", anchors.test)
+
+    @classmethod
+    def read(cls, path: Path) -> Problem:
+        """Read what `write` wrote, test edges of the anchors excepted."""
+        folders = sorted(folder for folder in (path / "anchors").glob("*") if folder.is_dir())
+        return cls(
+            **{name: Texts.read(path / "texts" / f"{name}.parquet") for name in ("train", "test", "labels")},
+            **{f"y_{name}": read_csr(path / "labels" / f"{name}.npz") for name in ("train", "test")},
+            **{f"filter_{name}": read_csr(path / "filters" / f"{name}.npz") for name in ("train", "test")},
+            anchor_sets={
+                folder.name: AnchorSet(
+                    Texts.read(folder / "texts.parquet"),
+                    read_csr(folder / "train.npz"),
+                    read_csr(folder / "labels.npz"),
+                )
+                for folder in folders
+            },
+        )

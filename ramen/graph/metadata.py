@@ -1,0 +1,84 @@
+"""Metadata graphs: the container, and its form on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+SIDES = ("train", "labels")
+"""The two sides of an anchor set: training documents (G_XA) and labels (G_ZA)."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Edges from rows (documents or labels) to the anchors of one set, in CSR order, columns sorted in a row.
+
+    Attributes:
+        indptr: int64 [rows + 1].
+        indices: int32 [edges], anchor of each edge.
+        weight: float32 [edges], positive; 1 for an original edge, the walk's share for a new one.
+        original: bool [edges], true if the edge was in the cleaned raw graph.
+        shape: (rows, anchors).
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    weight: NDArray[np.float32]
+    original: NDArray[np.bool_]
+    shape: tuple[int, int]
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    def rows(self) -> NDArray[np.int32]:
+        """Row of each edge, int32 [edges]."""
+        return np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.indptr))
+
+    def csr(self) -> sp.csr_matrix:
+        """Binary CSR, float32 ones."""
+        return sp.csr_matrix((np.ones(self.num_edges, np.float32), self.indices, self.indptr), shape=self.shape)
+
+    def select(self, keep: NDArray[np.bool_]) -> Graph:
+        """The graph with only the edges where `keep` (bool [edges]) is true."""
+        counts = np.add.reduceat(np.append(keep, False), self.indptr[:-1], dtype=np.int64) if self.shape[0] else []
+        counts = np.where(np.diff(self.indptr) > 0, counts, 0)
+        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return replace(
+            self, indptr=indptr, indices=self.indices[keep], weight=self.weight[keep], original=self.original[keep]
+        )
+
+    def write(self, path: Path) -> None:
+        """Write as .npz (nothing pickled)."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, indptr=self.indptr, indices=self.indices, weight=self.weight, original=self.original,
+                 shape=np.array(self.shape, np.int64))
+
+    @classmethod
+    def read(cls, path: Path) -> Graph:
+        """Read what `write` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            return cls(file["indptr"], file["indices"], file["weight"], file["original"],
+                       tuple(int(n) for n in file["shape"]))  # type: ignore[arg-type]
+
+
+Graphs = Mapping[str, Mapping[str, Graph]]
+"""anchor set -> side ("train" or "labels") -> graph."""
+
+
+def write_graphs(path: Path, graphs: Graphs) -> None:
+    """Write `<set>/{train,labels}.npz` under `path` (a draft of the artifact `graph` or `pruned_graph`)."""
+    for name, sides in graphs.items():
+        for side in SIDES:
+            sides[side].write(path / name / f"{side}.npz")
+
+
+def read_graphs(path: Path) -> dict[str, dict[str, Graph]]:
+    """Read all graphs under `path`, anchor sets in alphabetical order."""
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    return {folder.name: {side: Graph.read(folder / f"{side}.npz") for side in SIDES} for folder in folders}
