@@ -1,0 +1,140 @@
+"""Fixtures that more than one folder of tests needs: a small problem with planted truth, and the same as files."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ramen.data.dataset import AnchorSet, Problem, Texts
+
+TOPICS = {
+    "cooking": "flour oven pepper soup kettle butter",
+    "sailing": "anchor mast harbour rope tide rudder",
+    "astronomy": "comet orbit lens galaxy eclipse nebula",
+    "gardening": "soil seed hedge compost pruning bulb",
+    "chess": "bishop opening gambit rook endgame pawn",
+    "weaving": "loom thread shuttle wool pattern dye",
+}
+PER_TOPIC, TRAIN, TEST = 5, 60, 20
+
+
+def _binary(rows: Iterable[Iterable[int]], columns: int) -> sp.csr_matrix:
+    rows = [sorted(set(row)) for row in rows]
+    indptr = np.cumsum([0, *map(len, rows)])
+    indices = np.array([column for row in rows for column in row], np.int32)
+    return sp.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(len(rows), columns))
+
+
+def _documents(rng: np.random.Generator, count: int, words: list[list[str]]) -> tuple[list[str], list[list[int]]]:
+    """A document is about one topic and about one to three of the topic's labels."""
+    texts, labels = [], []
+    for _ in range(count):
+        topic = int(rng.integers(len(words)))
+        chosen = rng.choice(PER_TOPIC, size=int(rng.integers(1, 4)), replace=False)
+        extra = words[topic][int(rng.integers(PER_TOPIC + 1))]
+        texts.append(f"notes about {' and '.join(words[topic][i] for i in chosen)} with {extra}")
+        labels.append([topic * PER_TOPIC + int(i) for i in chosen])
+    return texts, labels
+
+
+@pytest.fixture
+def tiny_problem() -> Problem:
+    """60 training documents, 20 test documents, 30 labels in 6 topics, anchor sets `category` and `links`.
+
+    A label's text names one word, a document's text the words of its labels, the anchors of `category` the topic, and
+    those of `links` the word of one label each. Planted: the last label has no training document; training document 0
+    is label 0 under another index (a filtered self pair that is no positive), test pair (0, its topic's next label) is
+    filtered; the last anchor of `links` is test document 0; every tenth training document has one wrong link.
+    """
+    rng = np.random.default_rng(7)
+    names, words = list(TOPICS), [value.split() for value in TOPICS.values()]
+    labels = [f"{name} {word}" for name, row in zip(names, words, strict=True) for word in row[:PER_TOPIC]]
+    train_texts, train = _documents(rng, TRAIN, words)
+    test_texts, test = _documents(rng, TEST, words)
+    last = len(labels) - 1
+    train = [[label for label in row if label != last] or [last - 1] for row in train]
+    train_texts[0], train[0], test[1] = labels[0], [1, 2], [last]
+    test_texts[1] = f"notes about {words[-1][PER_TOPIC - 1]} with {words[-1][0]}"
+
+    label_uids = [f"label-{i}" for i in range(len(labels))]
+    train_uids = ["label-0", *(f"train-{i}" for i in range(1, TRAIN))]
+    test_uids = [f"test-{i}" for i in range(TEST)]
+    links = [[*row, (row[0] + 11) % last] if i % 10 == 9 else row for i, row in enumerate(train)]
+    links[3] = [*links[3], len(labels)]
+    own = [[i] for i in range(len(labels))]
+    topic = [[row[0] // PER_TOPIC] for row in train]
+    anchors = {
+        "category": AnchorSet(
+            Texts([f"category-{name}" for name in names], [f"everything about {name}" for name in names]),
+            _binary(topic, len(names)),
+            _binary([[i // PER_TOPIC] for i in range(len(labels))], len(names)),
+            _binary([[row[0] // PER_TOPIC] for row in test], len(names)),
+        ),
+        "links": AnchorSet(
+            Texts(
+                [*(f"page-{i}" for i in range(len(labels))), "test-0"], [*(f"{t} page" for t in labels), test_texts[0]]
+            ),
+            _binary(links, len(labels) + 1),
+            _binary(own, len(labels) + 1),
+            _binary(test, len(labels) + 1),
+        ),
+    }
+    near = next(label for label in range(test[0][0] // PER_TOPIC * PER_TOPIC, last + 1) if label not in test[0])
+    return Problem(
+        Texts(train_uids, train_texts),
+        Texts(test_uids, test_texts),
+        Texts(label_uids, labels),
+        _binary(train, len(labels)),
+        _binary(test, len(labels)),
+        _binary([[0], *([] for _ in range(TRAIN - 1))], len(labels)),
+        _binary([[near], *([] for _ in range(TEST - 1))], len(labels)),
+        anchors,
+    )
+
+
+def write_xc(problem: Problem, folder: Path) -> Path:
+    """Write a problem as an Extreme Classification Repository folder (mapped raw texts, plain and gzipped)."""
+    raw = folder / "raw_data"
+    raw.mkdir(parents=True)
+    for name, texts in (("train", problem.train), ("test", problem.test), ("label", problem.labels)):
+        lines = "".join(f"{uid}->{text}\n" for uid, text in zip(texts.uids, texts.texts, strict=True))
+        (raw / f"{name}.raw.txt").write_text(lines, encoding="utf-8")
+    _write_matrix(folder / "trn_X_Y.txt", problem.y_train)
+    _write_matrix(folder / "tst_X_Y.txt", problem.y_test)
+    for name, pairs in (("train", problem.filter_train), ("test", problem.filter_test)):
+        rows, columns = pairs.nonzero()
+        text = "".join(f"{row} {column}\n" for row, column in zip(rows, columns, strict=True))
+        (folder / f"filter_labels_{name}.txt").write_text(text)
+    for name, anchors in problem.anchor_sets.items():
+        for part, edges in (("trn", anchors.train), ("lbl", anchors.labels), ("tst", anchors.test)):
+            if edges is not None:
+                _write_matrix(folder / f"{name}_{part}_X_Y.txt", edges)
+        lines = "".join(f"{uid}->{text}\n" for uid, text in zip(anchors.texts.uids, anchors.texts.texts, strict=True))
+        with gzip.open(raw / f"{name}.raw.txt.gz", "wt", encoding="utf-8") as stream:
+            stream.write(lines)
+    return folder
+
+
+def _write_matrix(path: Path, matrix: sp.csr_matrix) -> None:
+    lines = [f"{matrix.shape[0]} {matrix.shape[1]}"]
+    for row in range(matrix.shape[0]):
+        columns = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
+        lines.append(" ".join(f"{column}:1.0" for column in columns))
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def xc_folder(tiny_problem: Problem, tmp_path: Path) -> Path:
+    """`tiny_problem` as a folder that the source `xc` reads."""
+    return write_xc(tiny_problem, tmp_path / "xc")
+
+
+@pytest.fixture
+def xc_writer() -> Callable[[Problem, Path], Path]:
+    """The function that writes a problem as a folder of the source `xc`."""
+    return write_xc
