@@ -1,0 +1,133 @@
+"""Token store: every distinct text once, tokenised once, flat.
+
+Documents, labels and anchors of all sets often share texts (a Debian package can be all three), so texts are
+numbered globally and a role is an array of text numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BATCH = 8192
+"""Texts handed to the tokenizer at a time."""
+
+PADDING_SLACK = 1.25
+"""A bucket's longest text is at most this much longer than its shortest (plus two tokens)."""
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """Tokens of T distinct texts.
+
+    Attributes:
+        ids: int32 [tokens], all texts end to end, special tokens included, truncated to the encoder's max_length.
+        offsets: int64 [T + 1], text i is `ids[offsets[i]:offsets[i + 1]]`.
+        pad_id: token used for padding.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    pad_id: int
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens per text, int64 [T]."""
+        return np.diff(self.offsets)
+
+    @classmethod
+    def build(cls, tokenizer: Any, texts: Sequence[str], max_length: int) -> TokenStore:
+        """Tokenise `texts` with a fast Hugging Face tokenizer."""
+        parts: list[NDArray[np.int32]] = []
+        lengths = np.zeros(len(texts) + 1, np.int64)
+        for start in range(0, len(texts), BATCH):
+            batch = tokenizer(
+                list(texts[start : start + BATCH]), truncation=True, max_length=max_length, padding=False,
+                return_attention_mask=False, return_token_type_ids=False,
+            )["input_ids"]
+            lengths[start + 1 : start + 1 + len(batch)] = [len(ids) for ids in batch]
+            parts.append(np.fromiter((token for ids in batch for token in ids), np.int32))
+        ids = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        return cls(ids, np.cumsum(lengths), int(tokenizer.pad_token_id or 0))
+
+    def save(self, folder: Path) -> None:
+        """Write two .npy files that `load` maps into memory."""
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "ids.npy", self.ids)
+        np.save(folder / "offsets.npy", np.append(self.offsets, self.pad_id))
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenStore:
+        """Map a saved store into memory; only the pages that are read take room."""
+        tail = np.load(folder / "offsets.npy", mmap_mode="r", allow_pickle=False)
+        return cls(np.load(folder / "ids.npy", mmap_mode="r", allow_pickle=False), tail[:-1], int(tail[-1]))
+
+    def buckets(self, texts: NDArray[np.int64], budget: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+        """Cut texts into padded batches of similar length.
+
+        Args:
+            texts: int64 [n] text numbers.
+            budget: padded tokens per batch at most (a single longer text still makes a batch).
+
+        Yields:
+            (positions int64 [b] into `texts`, `Batch`), shortest first; every position exactly once.
+        """
+        lengths = self.lengths[texts]
+        order = np.argsort(lengths, kind="stable")
+        ordered = lengths[order]
+        start = 0
+        while start < len(order):
+            longest = int(ordered[start] * PADDING_SLACK) + 2
+            stop = int(np.searchsorted(ordered, longest, side="right"))
+            while stop - start > 1 and (stop - start) * ordered[stop - 1] > budget:
+                stop = start + max(1, int(budget // ordered[stop - 1]))
+            yield order[start:stop], self.batch(texts[order[start:stop]])
+            start = stop
+
+    def batch(self, texts: NDArray[np.int64]) -> Batch:
+        """Pad some texts into a rectangle as wide as the longest."""
+        lengths = self.lengths[texts]
+        columns = np.arange(max(1, int(lengths.max(initial=1))))
+        mask = columns[None, :] < lengths[:, None]
+        ids = np.full(mask.shape, self.pad_id, np.int64)
+        ids[mask] = self.ids[(self.offsets[texts][:, None] + columns)[mask]]
+        return Batch(ids, mask)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded tokens: `ids` int64 [b, t], `mask` bool [b, t] (true = a token)."""
+
+    ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Distinct texts of several roles.
+
+    Attributes:
+        store: tokens of the distinct texts.
+        roles: role name -> int64 [items], the text number of each item.
+    """
+
+    store: TokenStore
+    roles: Mapping[str, NDArray[np.int64]]
+
+    @classmethod
+    def build(cls, tokenizer: Any, texts: Mapping[str, Sequence[str]], max_length: int) -> TextTable:
+        """Number the distinct texts of all roles in order of first appearance and tokenise each once."""
+        numbers: dict[str, int] = {}
+        roles = {
+            role: np.fromiter((numbers.setdefault(text, len(numbers)) for text in items), np.int64, len(items))
+            for role, items in texts.items()
+        }
+        return cls(TokenStore.build(tokenizer, list(numbers), max_length), roles)

@@ -1,0 +1,47 @@
+"""Progress for people and for logs: one rewritten line on a terminal, one parsable line every few seconds else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+INTERVAL = 10.0
+"""Seconds between two plain lines."""
+
+
+class Progress:
+    """Reports steps of a long loop to stderr.
+
+    Args:
+        name: of the stage.
+        total: items to be done in all.
+        unit: what an item is.
+        done: items done before this process started (a resumed run).
+    """
+
+    def __init__(self, name: str, total: int, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self.started = self.shown = time.monotonic()
+        self.first = self.done = done
+
+    def advance(self, items: int, facts: str) -> None:
+        """Count `items` more as done; `facts` is shown behind the rate."""
+        self.done += items
+        now = time.monotonic()
+        if now - self.shown >= (0.2 if self.live else INTERVAL) or self.done >= self.total:
+            self.shown = now
+            self._show(now, facts)
+
+    def _show(self, now: float, facts: str) -> None:
+        rate = (self.done - self.first) / max(now - self.started, 1e-9)
+        left = int((self.total - self.done) / rate) if rate else 0
+        eta = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+        line = f"{self.name} {self.done}/{self.total} {self.unit} {rate:.0f}/s eta {eta} {facts}"
+        if self.live:
+            self.stream.write(f"\r\x1b[K{line}" + ("\n" if self.done >= self.total else ""))
+        else:
+            self.stream.write(line + "\n")
+        self.stream.flush()
