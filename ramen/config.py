@@ -13,6 +13,7 @@ Source tags are those of the methods notes: R-ICLR, R-WWW (RAMEN), ngame, OAK, p
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -70,8 +71,9 @@ class Encoder(Section):
     """The sentence encoder."""
 
     name: str = knob("minilm", "minilm (packaged, offline), tiny (random, for tests), or a Hugging Face name or path")
-    max_length: int = knob(32, "tokens per text, special tokens included; 32 for titles, 128 full text", "R-ICLR T16",
-                           ge=4, le=8192)
+    max_length: int = knob(
+        32, "tokens per text, special tokens included; 32 for titles, 128 full text", "R-ICLR T16", ge=4, le=8192
+    )
     pooling: Literal["auto", "mean", "cls"] = knob("auto", "auto = what the model's own config says, else mean")
     precision: Literal["auto", "bf16", "fp32"] = knob(
         "auto", "arithmetic of the forward and backward pass; auto = bf16 where the hardware has it (AMX, CUDA)"
@@ -87,8 +89,10 @@ class Objective(Section):
     hardest: int = knob(10, "hardest negatives kept per row; 0 = all", "ngame", ge=0)
     temperature: float = knob(0.1, "softmax temperature of the negatives' weights", "ngame", gt=0)
     reduction: Literal["softmax", "mean", "sum_all"] = knob(
-        "softmax", "how hinges become a number, the same for all terms: softmax-weighted over the hardest violators, "
-        "mean over unmasked negatives (both averaged over valid rows), or the papers' literal sum", "ngame, OAK"
+        "softmax",
+        "how hinges become a number, the same for all terms: softmax-weighted over the hardest violators, "
+        "mean over unmasked negatives (both averaged over valid rows), or the papers' literal sum",
+        "ngame, OAK",
     )
     lambda_task: float = knob(1.0, "weight of the task loss", "R-ICLR 3", ge=0)
     lambda_document: float = knob(0.1, "weight of each document-side regulariser", "R-ICLR 3", ge=0)
@@ -144,11 +148,13 @@ class Pruning(Section):
     """Prune-and-retrain rounds."""
 
     every: int = knob(5, "epochs trained between two prunings", "R-ICLR B", ge=1)
-    threshold: float = knob(0.0, "an edge stays if the cosine of its ends is greater than this", "R-ICLR B",
-                            ge=-1, le=1)
+    threshold: float = knob(
+        0.0, "an edge stays if the cosine of its ends is greater than this", "R-ICLR B", ge=-1, le=1
+    )
     from_previous: bool = knob(False, "prune the previous round's graph (monotone) instead of the original", "xcai")
-    converged_at: float = knob(0.995, "stop re-pruning when every graph's Jaccard with the last exceeds this",
-                               ge=0, le=1)
+    converged_at: float = knob(
+        0.995, "stop re-pruning when every graph's Jaccard with the last exceeds this", ge=0, le=1
+    )
     patience: int = knob(3, "stop after this many rounds without a better validation P@1; 0 = never", ge=0)
     enabled: bool = knob(True, "false = retrain on the unpruned graphs (ablation 'no pruning')")
 
@@ -285,11 +291,12 @@ def _assignment(text: str) -> dict[str, Any]:
         parsed = yaml.safe_load(value) if value.strip() else ""
     except yaml.YAMLError:
         parsed = value
-    if isinstance(parsed, str):  # YAML 1.1 reads 1e-4 (no dot) as a string
-        try:
+    field = SECTIONS[section].model_fields.get(key) if section in SECTIONS else None
+    if field is not None and field.annotation is str:
+        parsed = parsed if isinstance(parsed, str) else value.strip()  # a folder may be named 2024
+    elif isinstance(parsed, str):  # YAML 1.1 reads 1e-4 (no dot) as a string
+        with contextlib.suppress(ValueError):
             parsed = float(parsed)
-        except ValueError:
-            pass
     if "." in key:  # objective.lambdas.depends.label=0.3: one entry of a dict-valued knob
         head, rest = key.split(".", 1)
         return {section: {head: {rest: parsed}}}
@@ -359,9 +366,11 @@ def to_yaml(config: Config) -> str:
         lines += ["", f"# {(section.__doc__ or '').splitlines()[0]}", f"{name}:"]
         values = getattr(config, name)
         for key, field in section.model_fields.items():
-            value = yaml.safe_dump(
-                getattr(values, key), default_flow_style=True, width=10_000, allow_unicode=True
-            ).removesuffix("...\n").strip()
+            value = (
+                yaml.safe_dump(getattr(values, key), default_flow_style=True, width=10_000, allow_unicode=True)
+                .removesuffix("...\n")
+                .strip()
+            )
             extent = describe_range(field)
             lines.append(f"  {key}: {value}  # {field.description}" + (f" [{extent}]" if extent else ""))
     return "\n".join(lines) + "\n"

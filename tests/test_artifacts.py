@@ -1,0 +1,117 @@
+"""An artifact is whole or absent, and nothing opens one that is not what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ramen.artifacts import MANIFEST, Artifact, drafts, open_artifact, read_csr, read_texts, write_csr, write_texts
+from ramen.errors import ArtifactError
+
+
+def make(place: Path, content: str = "hello", *, name: str = "graph", **sections: int) -> Artifact:
+    with drafts({name: place}, sections=sections, inputs={}, work=place.parent / "work") as made:
+        folder = made[name].path / "inner"
+        folder.mkdir()
+        (folder / "file.txt").write_text(content)
+        made[name].counts["letters"] = len(content)
+    return open_artifact(place, name)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    artifact = make(tmp_path / "graph", walk=3)
+    assert (artifact.path / "inner" / "file.txt").read_text() == "hello"
+    assert artifact.counts == {"letters": 5}
+    assert artifact.manifest["sections"] == {"walk": 3}
+    assert names(tmp_path) == ["graph"]
+
+
+def test_same_content_same_digest_whatever_the_place(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "a"), make(tmp_path / "b")
+    assert first.digest == second.digest
+    assert first.digest != make(tmp_path / "c", "other").digest
+    assert first.digest != make(tmp_path / "d", walk=4).digest
+
+
+def test_inputs_enter_the_manifest(tmp_path: Path) -> None:
+    dataset = make(tmp_path / "dataset", name="dataset")
+    with drafts({"graph": tmp_path / "graph"}, sections={}, inputs={"dataset": dataset}, work=tmp_path / "work"):
+        pass
+    assert open_artifact(tmp_path / "graph", "graph").manifest["inputs"] == {"dataset": dataset.digest}
+
+
+def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    file = make(tmp_path / "graph").path / "inner" / "file.txt"
+    content = bytearray(file.read_bytes())
+    content[2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ArtifactError, match="file.txt: differs from manifest.json"):
+        open_artifact(tmp_path / "graph", "graph")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    (make(tmp_path / "graph").path / "inner" / "file.txt").unlink()
+    with pytest.raises(ArtifactError, match="file.txt: missing"):
+        open_artifact(tmp_path / "graph", "graph")
+
+
+def test_an_unfinished_or_absent_artifact_is_refused(tmp_path: Path) -> None:
+    (make(tmp_path / "graph").path / MANIFEST).unlink()
+    for place in ("graph", "nowhere"):
+        with pytest.raises(ArtifactError, match="not a finished graph"):
+            open_artifact(tmp_path / place, "graph")
+
+
+def test_another_kind_or_format_is_refused(tmp_path: Path) -> None:
+    artifact = make(tmp_path / "graph")
+    with pytest.raises(ArtifactError, match="is a graph, expected a model"):
+        open_artifact(artifact.path, "warm_model")
+    open_artifact(artifact.path, "pruned_graph")  # another name of the same kind
+    manifest = json.loads((artifact.path / MANIFEST).read_text())
+    (artifact.path / MANIFEST).write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(ArtifactError, match="format 99, this version reads 1"):
+        open_artifact(artifact.path, "graph")
+    (artifact.path / MANIFEST).write_text("{")
+    with pytest.raises(ArtifactError, match="not valid JSON"):
+        open_artifact(artifact.path, "graph")
+
+
+def test_a_failure_leaves_the_old_artifact_and_nothing_else(tmp_path: Path) -> None:
+    before = make(tmp_path / "graph").digest
+    outputs = {"graph": tmp_path / "graph", "model": tmp_path / "model"}
+    with pytest.raises(RuntimeError), drafts(outputs, sections={}, inputs={}, work=tmp_path / "work") as made:
+        (made["graph"].path / "half").write_text("half")
+        raise RuntimeError
+    assert open_artifact(tmp_path / "graph", "graph").digest == before
+    assert names(tmp_path) == ["graph"]
+
+
+def test_success_replaces_the_old_artifact(tmp_path: Path) -> None:
+    make(tmp_path / "graph", "old")
+    make(tmp_path / "graph", "new")
+    assert (tmp_path / "graph" / "inner" / "file.txt").read_text() == "new"
+    assert names(tmp_path) == ["graph"]
+
+
+def test_texts_keep_empty_and_foreign_rows(tmp_path: Path) -> None:
+    uids, texts = ["a", "b", "c"], ["", "καλημέρα -> κόσμε", "tab\there"]
+    write_texts(tmp_path / "t.parquet", uids, texts)
+    assert read_texts(tmp_path / "t.parquet") == (uids, texts)
+
+
+def test_matrices_are_canonical(tmp_path: Path) -> None:
+    messy = sp.csr_matrix((np.array([1.0, 2.0, 3.0, 0.0]), np.array([2, 0, 2, 1]), np.array([0, 0, 4, 4])), (3, 4))
+    write_csr(tmp_path / "m.npz", messy)
+    matrix = read_csr(tmp_path / "m.npz")
+    assert matrix.shape == (3, 4)
+    assert matrix.indices.tolist() == [0, 2] and matrix.data.tolist() == [2.0, 4.0]
+    assert matrix.indptr.tolist() == [0, 0, 2, 2]
+    assert messy.nnz == 4, "the caller's matrix must not change"

@@ -1,0 +1,147 @@
+"""Resolution order, refusals with the nearest name, and the forms a value may come in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ramen.config import SECTIONS, describe_range, parse_section, presets, resolve, to_yaml
+from ramen.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_valid(name: str) -> None:
+    resolve(preset=name)
+
+
+def test_later_sources_win_and_leave_the_rest() -> None:
+    Path("mine.yaml").write_text("training: {epochs: 7, lr: 0.001}\nwalk: {hops: 5}\n")
+    by_preset = resolve(preset="demo")
+    merged = resolve(preset="demo", params="mine.yaml", sets=["training.lr=0.5"])
+    assert merged.walk.hops == 5 != resolve().walk.hops
+    assert merged.training.epochs == 7 != by_preset.training.epochs
+    assert merged.training.lr == 0.5
+    assert merged.training.batch_size == by_preset.training.batch_size != resolve().training.batch_size
+
+
+def test_params_yaml_is_read_unless_a_preset_is_named() -> None:
+    Path("params.yaml").write_text("walk: {hops: 3}\n")
+    assert resolve().walk.hops == 3
+    assert resolve(preset="demo").walk.hops != 3
+    assert resolve(preset="demo", params="params.yaml").walk.hops == 3
+
+
+def test_the_written_file_gives_the_same_configuration() -> None:
+    config = resolve(preset="demo", sets=["objective.lambdas={a.label: 0.3}", "index.alias="])
+    Path("params.yaml").write_text(to_yaml(config))
+    assert resolve() == config
+    assert set(yaml.safe_load(to_yaml(config))) == set(SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "section", "knob", "expected"),
+    [
+        ("training.lr=1e-4", "training", "lr", 1e-4),
+        ("training.epochs=4", "training", "epochs", 4),
+        ("training.epochs=4.0", "training", "epochs", 4),
+        ("objective.graphs=false", "objective", "graphs", False),
+        ("data.path=2024", "data", "path", "2024"),
+        ("data.path=a=b", "data", "path", "a=b"),
+        ("encoder.name=1e5", "encoder", "name", "1e5"),
+        ("index.alias=", "index", "alias", ""),
+        ("objective.lambdas={a.label: 0.3}", "objective", "lambdas", {"a.label": 0.3}),
+        ("objective.lambdas.depends.label=0.3", "objective", "lambdas", {"depends.label": 0.3}),
+    ],
+)
+def test_set(assignment: str, section: str, knob: str, expected: object) -> None:
+    sets = [assignment] if section != "training" else ["training.warmup_epochs=1", assignment]
+    found = getattr(getattr(resolve(sets=sets), section), knob)
+    assert found == expected and type(found) is type(expected)
+
+
+def test_entries_of_a_dict_knob_add_up() -> None:
+    sets = ["objective.lambdas.depends.label=0.3", "objective.lambdas.debtags.document=0"]
+    assert resolve(sets=sets).objective.lambdas == {"depends.label": 0.3, "debtags.document": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "line"),
+    [
+        ("walk.hop=4", "--set: walk.hop: unknown; did you mean hops?"),
+        ("trainin.lr=4", "--set: trainin: unknown section; did you mean training?"),
+        ("walk.hops=-1", "walk.hops = -1: input should be greater than or equal to 0"),
+        ("walk.hops=1.5", "walk.hops = 1.5: input should be a valid integer, got a number with a fractional part"),
+        ("walk.hops=many", "walk.hops = 'many': input should be a valid integer, unable to parse string as an integer"),
+        ("training.lr=.nan", "training.lr = nan: input should be a finite number"),
+        ("encoder.pooling=max", "encoder.pooling = 'max': input should be 'auto', 'mean' or 'cls'"),
+        ("training.warmup_epochs=301", "training: warmup_epochs = 301 exceeds epochs = 300"),
+        ("objective.lambdas.a.label=-1", "objective: lambdas.a.label = -1.0: a regularisation weight is at least 0"),
+        ("walk.hops", "--set walk.hops: expected section.key=value, e.g. training.epochs=5"),
+        ("hops=3", "--set hops=3: expected section.key=value, e.g. training.epochs=5"),
+    ],
+)
+def test_refusals_name_the_knob(assignment: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(sets=[assignment])
+    assert str(error.value) == line
+
+
+def test_every_wrong_value_has_its_line() -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(sets=["walk.hops=-1", "walk.restart=2"])
+    assert [line.split(" = ")[0] for line in str(error.value).splitlines()] == ["walk.hops", "walk.restart"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("walk: {hops: [}", "f.yaml:1: not valid YAML"),
+        ("- 1", "f.yaml: expected a mapping of sections, found list"),
+        ("walk: 3", "f.yaml: walk: expected a mapping, found 3"),
+        ("walk: {hopss: 3}", "f.yaml: walk.hopss: unknown; did you mean hops?"),
+    ],
+)
+def test_broken_files(text: str, line: str) -> None:
+    Path("f.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=line.replace("[", r"\[")):
+        resolve(params="f.yaml")
+
+
+def test_missing_file_and_unknown_preset() -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        resolve(params="nowhere.yaml")
+    with pytest.raises(ConfigError, match="did you mean demo?"):
+        resolve(preset="dmeo")
+
+
+def test_a_section_from_kfp_has_floats_for_integers() -> None:
+    section = parse_section("walk", {"hops": 400.0, "restart": 0.8, "threads": 2.0})
+    assert (section.hops, section.threads) == (400, 2)  # type: ignore[attr-defined]
+    assert isinstance(section.hops, int)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="did you mean hops"):
+        parse_section("walk", {"hop": 1.0})
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        resolve().walk.hops = 3  # type: ignore[misc]
+
+
+def test_every_knob_has_help_and_source() -> None:
+    for name, section in SECTIONS.items():
+        for key, field in section.model_fields.items():
+            extra = field.json_schema_extra
+            assert field.description and isinstance(extra, dict) and extra["source"], f"{name}.{key}"
+
+
+def test_ranges_are_described() -> None:
+    fields = SECTIONS["walk"].model_fields
+    assert describe_range(fields["restart"]) == "> 0, <= 1"
+    assert describe_range(SECTIONS["encoder"].model_fields["pooling"]) == "auto | mean | cls"

@@ -1,0 +1,82 @@
+"""run_stage with a stage of its own: what it refuses, what it leaves behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ramen.artifacts import open_artifact
+from ramen.errors import ArtifactError, ConfigError, DataError, Problem
+from ramen.stages import STAGES, Stage, run_stage
+
+SEEN: dict[str, Any] = {}
+
+
+def write(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
+    (dataset.path / "file").write_text(f"seed {data.seed}")
+    SEEN["data"] = data
+    return {"rows": 1.0}
+
+
+def fail(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
+    (dataset.path / "file").write_text("half")
+    dataset.work.mkdir(parents=True)
+    (dataset.work / "checkpoint").write_text("step 3")
+    SEEN["work"] = dataset.work
+    raise DataError(Problem("f", "broken"))
+
+
+def read(*, dataset: Any, graph: Any, walk: Any, track: Any) -> dict[str, float]:
+    (graph.path / "copy").write_text((dataset.path / "file").read_text())
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = ModuleType("planted_stages")
+    for function in (write, fail, read):
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, "planted_stages", module)
+    for name, function, reads, writes, sections in (
+        ("write", "write", (), ("dataset",), ("data",)),
+        ("fail", "fail", (), ("dataset",), ("data",)),
+        ("read", "read", ("dataset",), ("graph",), ("walk",)),
+    ):
+        stage = Stage(name, "planted", reads, writes, sections, (), f"planted_stages:{function}")
+        monkeypatch.setitem(STAGES, name, stage)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_outputs_appear_under_their_default_names() -> None:
+    assert run_stage("write", sections={"data": {"seed": 4.0}, "walk": {}}) == {"rows": 1.0}
+    artifact = open_artifact("artifacts/dataset", "dataset")
+    assert artifact.manifest["sections"]["data"]["seed"] == 4
+    run_stage("read", sections={})
+    assert Path("artifacts/graph/copy").read_text() == "seed 4"
+
+
+def test_a_stage_sees_only_its_own_sections() -> None:
+    run_stage("write", sections={"data": {}})
+    with pytest.raises(ConfigError, match="data.sed: unknown; did you mean seed?"):
+        run_stage("write", sections={"data": {"sed": 1}})
+    run_stage("write", sections={"walk": {"unknown": 1}})
+
+
+def test_a_failure_keeps_the_old_output_and_the_checkpoint() -> None:
+    run_stage("write", sections={"data": {"seed": 1}})
+    before = open_artifact("artifacts/dataset", "dataset").digest
+    with pytest.raises(DataError):
+        run_stage("fail", sections={})
+    assert open_artifact("artifacts/dataset", "dataset").digest == before
+    assert [path.name for path in Path("artifacts").iterdir()] == ["dataset"]
+    assert (SEEN["work"] / "checkpoint").is_file()
+
+
+def test_a_missing_input_is_named() -> None:
+    with pytest.raises(ArtifactError, match="artifacts/dataset: no manifest.json"):
+        run_stage("read", sections={})
+    assert not Path("artifacts/graph").exists()
