@@ -179,8 +179,21 @@ class Index(Section):
     hnsw_m: int = knob(32, "links per node of the HNSW graph", "ngame", ge=2, le=256)
     ef_construction: int = knob(200, "candidates while building the HNSW graph", "ngame", ge=8)
     ef_search: int = knob(128, "candidates while searching the HNSW graph", "ngame", ge=8)
+    build_threads: int = knob(
+        0, "threads that build the HNSW graph; 1 = same bytes every time, 0 = 1 up to 100,000 labels, else all cores",
+        ge=0,
+    )
     recall_k: int = knob(10, "ANN recall is measured at this depth against exact retrieval", ge=1)
-    model: str = knob("ramen", "registered model name in MLflow")
+    min_recall: float = knob(0.9, "gate: the alias moves only if ANN recall is at least this", ge=0, le=1)
+    gate_metric: str = knob(
+        "psp_at_5", "gate: the alias moves only if this evaluation metric is no worse than that of the version which "
+        "holds it, when both saw the same dataset; empty = no comparison"
+    )
+    gate_tolerance: float = knob(0.0, "gate: points by which gate_metric may be worse", ge=0)
+    model: str = knob(
+        "ramen", "registered model name in MLflow; empty = write the retriever without registering it, the only way "
+        "when tracking is off"
+    )
     alias: str = knob("champion", "alias that moves to the published version; empty = none")
 
 

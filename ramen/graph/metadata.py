@@ -56,15 +56,22 @@ class Graph:
     def write(self, path: Path) -> None:
         """Write as .npz (nothing pickled)."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, indptr=self.indptr, indices=self.indices, weight=self.weight, original=self.original,
-                 shape=np.array(self.shape, np.int64))
+        np.savez(
+            path,
+            indptr=self.indptr,
+            indices=self.indices,
+            weight=self.weight,
+            original=self.original,
+            shape=np.array(self.shape, np.int64),
+        )
 
     @classmethod
     def read(cls, path: Path) -> Graph:
         """Read what `write` wrote."""
         with np.load(path, allow_pickle=False) as file:
-            return cls(file["indptr"], file["indices"], file["weight"], file["original"],
-                       tuple(int(n) for n in file["shape"]))  # type: ignore[arg-type]
+            return cls(
+                file["indptr"], file["indices"], file["weight"], file["original"], tuple(int(n) for n in file["shape"])
+            )  # type: ignore[arg-type]
 
 
 Graphs = Mapping[str, Mapping[str, Graph]]

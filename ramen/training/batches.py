@@ -131,8 +131,14 @@ class SetSampler:
     masks: Mapping[str, MembershipMask]
 
     @classmethod
-    def build(cls, name: str, pruned: Mapping[str, Graph], unpruned: Mapping[str, Graph], sides: Mapping[str, bool],
-              sampling: Sampling) -> SetSampler:
+    def build(
+        cls,
+        name: str,
+        pruned: Mapping[str, Graph],
+        unpruned: Mapping[str, Graph],
+        sides: Mapping[str, bool],
+        sampling: Sampling,
+    ) -> SetSampler:
         """`sides`: graph side ("train", "labels") -> whether its regulariser is on."""
         num_anchors = next(iter(unpruned.values())).shape[1]
         degree = sum(np.bincount(graph.indices, minlength=num_anchors) for graph in unpruned.values())
@@ -176,8 +182,17 @@ class StepSampler:
         separate_pools: each side's negatives are its own anchors only.
     """
 
-    def __init__(self, base: BaseAlgorithm, documents: Ints, y: sp.csr_matrix, ignore: sp.csr_matrix,
-                 label_texts: Ints, batch_size: int, seed: int, separate_pools: bool = False) -> None:
+    def __init__(
+        self,
+        base: BaseAlgorithm,
+        documents: Ints,
+        y: sp.csr_matrix,
+        ignore: sp.csr_matrix,
+        label_texts: Ints,
+        batch_size: int,
+        seed: int,
+        separate_pools: bool = False,
+    ) -> None:
         self.base = base
         has_label = np.diff(y.indptr)[documents] > 0
         self.documents = documents[has_label]
@@ -190,8 +205,13 @@ class StepSampler:
         self.mask = MembershipMask(masked.indptr, masked.indices, y.shape[1])
         self.sets: list[SetSampler] = []
 
-    def use_graphs(self, pruned: Mapping[str, Mapping[str, Graph]], unpruned: Mapping[str, Mapping[str, Graph]],
-                   on: Mapping[str, Mapping[str, bool]], sampling: Sampling) -> None:
+    def use_graphs(
+        self,
+        pruned: Mapping[str, Mapping[str, Graph]],
+        unpruned: Mapping[str, Mapping[str, Graph]],
+        on: Mapping[str, Mapping[str, bool]],
+        sampling: Sampling,
+    ) -> None:
         """Sample anchors from `pruned`, mask with `unpruned`; `on[set][side]` says which regularisers are on."""
         self.sets = [
             SetSampler.build(name, pruned[name], unpruned[name], on[name], sampling)

@@ -1,0 +1,190 @@
+"""Prune-and-retrain rounds (methods of RAMEN 4.5).
+
+A round embeds documents, labels and anchors with the current encoder, keeps the edges whose cosine exceeds the
+threshold, and trains a few epochs on what is left. The *original* graph is pruned each time, so edges can come back;
+masks always come from the unpruned graph, so a removed edge never turns into a negative.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen.config import Pruning
+from ramen.graph.metadata import Graph
+from ramen.graph.pruning import edge_cosines, jaccard, prune
+from ramen.training.session import SIDE_NAMES, Session
+
+WARN_BELOW = 0.001
+"""A round that removes a smaller share of a graph's edges than this is reported: the threshold may be too weak."""
+
+
+class Rounds:
+    """Runs the rounds of a session.
+
+    Attributes:
+        pruned: the graphs positives are sampled from; set -> side -> graph.
+    """
+
+    def __init__(self, session: Session, pruning: Pruning) -> None:
+        self.session, self.settings = session, pruning
+        self.pruned: Mapping[str, Mapping[str, Graph]] = session.graphs
+        self.position = session.trainer.position
+
+    def run(self) -> None:
+        """Run rounds until the epochs are spent or validation stops improving."""
+        session, settings = self.session, self.settings
+        self.position = session.trainer.position
+        track = session.track
+        first_epoch, epochs = session.training.warmup_epochs, session.training.epochs
+        while self.position.epoch < epochs and not self._exhausted():
+            middle = (
+                self.position.round > 0 and self.position.epoch < first_epoch + self.position.round * settings.every
+            )
+            number = self.position.round if middle else self.position.round + 1
+            with track.child(f"round-{number}", {"ramen.round": str(number)}) as child:
+                session.track = session.trainer.track = child
+                if not middle:
+                    self._begin(number)
+                session.train("retrain", min(first_epoch + number * settings.every, epochs))
+                self.position.rounds[-1]["val_p_at_1"] = self.position.history[-1]["val_p_at_1"]
+                child.log(self._round_metrics(self.position.rounds[-1]) | session.last_metrics())
+            session.track = session.trainer.track = track
+            track.log(self._round_metrics(self.position.rounds[-1]), step=number)
+
+    def _begin(self, number: int) -> None:
+        """Prune unless converged or switched off, record the round, save: a retry starts after the pruning."""
+        previous = self.position.rounds[-1] if self.position.rounds else None
+        converged = bool(previous and previous["converged"])
+        similarity: dict[str, float] = dict(previous["jaccard"]) if previous and converged else {}
+        if (
+            self.settings.enabled
+            and not converged
+            and any(any(sides.values()) for sides in self.session.active.values())
+        ):
+            before = self.pruned
+            self._prune()
+            similarity = {key: jaccard(graph, before[name][side]) for name, side, key, graph in self._each(self.pruned)}
+            converged = number > 1 and min(similarity.values()) > self.settings.converged_at
+        self.position.round = number
+        self.position.rounds.append(
+            {
+                "round": number,
+                "epoch": self.position.epoch,
+                "edges_kept": self.kept(),
+                "jaccard": similarity,
+                "converged": converged,
+                "val_p_at_1": None,
+            }
+        )
+        self.session.use_graphs(self.pruned)
+        self.session.extra_arrays = {
+            f"{name}/{side}": membership(self.session.graphs[name][side], graph)
+            for name, side, _, graph in self._each(self.pruned)
+        }
+        self.session.save()
+
+    def _prune(self) -> None:
+        vectors = self._embed()
+        start = self.pruned if self.settings.from_previous else self.session.graphs
+        pruned: dict[str, dict[str, Graph]] = {name: {} for name in start}
+        for name, side, key, graph in self._each(start):
+            rows = vectors["documents" if side == "train" else "labels"]
+            cosines = edge_cosines(graph, rows, vectors[f"anchors/{name}"])
+            pruned[name][side] = prune(graph, cosines, self.settings.threshold)
+            share = 1 - pruned[name][side].num_edges / max(graph.num_edges, 1)
+            print(f"pruned {key}: {share:.2%} of {graph.num_edges} edges removed", file=sys.stderr, flush=True)
+            if share < WARN_BELOW and graph.num_edges:
+                print(
+                    f"warning: {key}: threshold {self.settings.threshold} removes almost nothing; "
+                    "raise pruning.threshold or train longer before pruning",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        self.pruned = pruned
+
+    def _embed(self) -> dict[str, NDArray[np.float32]]:
+        """Vectors of every role, each distinct text encoded once; anchors without an edge are left at 0."""
+        texts = self.session.texts
+        roles = texts.roles
+        used = np.zeros(len(texts.store), bool)
+        used[roles["documents"]] = used[roles["labels"]] = True
+        for name, _, _, graph in self._each(self.session.graphs):
+            used[roles[f"anchors/{name}"][graph.indices]] = True
+        numbers = np.flatnonzero(used)
+        vectors = np.zeros((len(texts.store), self.session.encoder.dimension), np.float32)
+        vectors[numbers] = self.session.encoder.embed(texts.store, numbers)
+        return {role: vectors[items] for role, items in roles.items()}
+
+    @staticmethod
+    def _each(graphs: Mapping[str, Mapping[str, Graph]]) -> list[tuple[str, str, str, Graph]]:
+        """(set, side, "set.document" or "set.label", graph) of every graph."""
+        return [
+            (name, side, f"{name}.{SIDE_NAMES[side]}", graph)
+            for name, sides in graphs.items()
+            for side, graph in sides.items()
+        ]
+
+    def kept(self) -> dict[str, float]:
+        """Share of the unpruned edges that are left, by "set.side"."""
+        return {
+            key: graph.num_edges / max(self.session.graphs[name][side].num_edges, 1)
+            for name, side, key, graph in self._each(self.pruned)
+        }
+
+    def _exhausted(self) -> bool:
+        """Validation has not improved for `patience` rounds (the warm-up counts as round 0)."""
+        patience, rounds = self.settings.patience, self.position.rounds
+        scores = [record["val_p_at_1"] for record in rounds]
+        if not patience or len(rounds) < patience or None in scores:
+            return False
+        warm = [record["val_p_at_1"] for record in self.position.history if record["phase"] == "warmup"]
+        if self.position.epoch < self.session.training.warmup_epochs + len(rounds) * self.settings.every:
+            return False  # in the middle of a round
+        earlier = ([warm[-1]] if warm and warm[-1] is not None else []) + scores[:-patience]
+        return bool(earlier) and max(scores[-patience:]) <= max(earlier)
+
+    def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Take up the pruned graphs of a checkpoint."""
+        self.session.extra_arrays = arrays
+        if arrays:
+            self.pruned = {
+                name: {side: graph.select(arrays[f"{name}/{side}"]) for side, graph in sides.items()}
+                for name, sides in self.session.graphs.items()
+            }
+            self.session.use_graphs(self.pruned)
+
+    def counts(self) -> dict[str, Any]:
+        """Facts for the manifest of `pruned_graph`."""
+        return {
+            "rounds": len(self.position.rounds),
+            "edges_kept": self.kept(),
+            "edges": {key: graph.num_edges for _, _, key, graph in self._each(self.pruned)},
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Headline metrics of the stage."""
+        last = self._round_metrics(self.position.rounds[-1]) if self.position.rounds else {}
+        return {"rounds": float(len(self.position.rounds)), **last}
+
+    @staticmethod
+    def _round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+        metrics = {f"edges_kept/{key}": 100.0 * value for key, value in record["edges_kept"].items()}
+        metrics |= {f"jaccard/{key}": value for key, value in record["jaccard"].items()}
+        if record["val_p_at_1"] is not None:
+            metrics["round/val_p_at_1"] = record["val_p_at_1"]
+        return metrics
+
+
+def membership(whole: Graph, part: Graph) -> NDArray[np.bool_]:
+    """Which edges of `whole` are in `part` (a subset of it): bool [edges of whole]."""
+    columns = whole.shape[1]
+    return np.isin(
+        whole.rows().astype(np.int64) * columns + whole.indices,
+        part.rows().astype(np.int64) * columns + part.indices,
+        assume_unique=True,
+    )

@@ -1,0 +1,83 @@
+"""Triplet loss and regularisers against the golden values of the methods notes, torch's own loss, and hand counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramen.objective.regulariser import Links, regulariser, total
+from ramen.objective.triplet import Triplet
+
+SCORES = torch.tensor([[0.8, 0.7, 0.2], [0.6, 0.5, 0.4], [0.1, 0.9, 0.3]])
+POSITIVE = torch.arange(3)
+MASK = torch.eye(3, dtype=torch.bool)
+MASK[2, 1] = True
+
+
+def test_golden_rows_of_the_softmax_reduction() -> None:
+    loss = Triplet(0.3, 10, 0.1, "softmax")
+    rows = [float(loss(SCORES[i : i + 1], POSITIVE[i : i + 1], MASK[i : i + 1])) for i in range(3)]
+    assert rows == pytest.approx([0.2, 0.376159, 0.1], abs=1e-6)
+    assert float(loss(SCORES, POSITIVE, MASK)) == pytest.approx(0.225386, abs=1e-6)
+
+
+def test_golden_values_of_the_other_reductions() -> None:
+    assert float(Triplet(reduction="mean")(SCORES, POSITIVE, MASK)) == pytest.approx(0.166667, abs=1e-6)
+    assert float(Triplet(reduction="sum_all")(SCORES, POSITIVE, MASK)) == pytest.approx(0.2 + 0.4 + 0.2 + 0.1, abs=1e-6)
+
+
+def test_one_negative_equals_torchs_triplet_loss_on_cosine_distance() -> None:
+    x, p, n = (
+        torch.nn.functional.normalize(torch.randn(1, 8, generator=torch.Generator().manual_seed(i)), dim=1)
+        for i in range(3)
+    )
+    scores = torch.cat([x @ p.T, x @ n.T], dim=1)
+    reference = torch.nn.TripletMarginWithDistanceLoss(
+        distance_function=lambda a, b: 1 - torch.nn.functional.cosine_similarity(a, b), margin=0.3
+    )
+    for reduction in ("softmax", "mean", "sum_all"):
+        ours = Triplet(0.3, 10, 0.1, reduction)(scores, torch.tensor([0]), torch.tensor([[True, False]]))
+        assert float(ours) == pytest.approx(float(reference(x, p, n)), abs=1e-6)
+
+
+def test_masked_candidates_get_no_gradient_and_hard_negatives_do() -> None:
+    scores = SCORES.clone().requires_grad_()
+    Triplet()(scores, POSITIVE, MASK).backward()
+    assert scores.grad is not None
+    assert scores.grad[2, 1] == 0
+    assert scores.grad[1, 0] > 0 and scores.grad[1, 1] < 0
+
+
+def test_only_the_hardest_negatives_count() -> None:
+    scores = torch.tensor([[0.5, 0.45, 0.4, 0.35]], requires_grad=True)
+    Triplet(hardest=1)(scores, torch.tensor([0]), torch.zeros(1, 4, dtype=torch.bool)).backward()
+    assert scores.grad is not None
+    assert scores.grad[0, 1] > 0 and scores.grad[0, 2] == 0 and scores.grad[0, 3] == 0
+
+
+@pytest.mark.parametrize("reduction", ["softmax", "mean", "sum_all"])
+def test_no_rows_or_no_negatives_give_a_connected_zero(reduction: str) -> None:
+    loss = Triplet(reduction=reduction)  # type: ignore[arg-type]
+    empty = torch.zeros(0, 5, requires_grad=True)
+    value = loss(empty, torch.zeros(0, dtype=torch.long), torch.zeros(0, 5, dtype=torch.bool))
+    value.backward()
+    assert float(value) == 0 and empty.grad is not None
+    alone = torch.full((2, 3), 0.5, requires_grad=True)
+    value = loss(alone, torch.tensor([0, 1]), torch.ones(2, 3, dtype=torch.bool))
+    value.backward()
+    assert float(value) == 0 and alone.grad is not None and bool((alone.grad == 0).all())
+
+
+def test_a_row_without_an_anchor_gets_no_gradient_from_the_regulariser() -> None:
+    rows = torch.nn.functional.normalize(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    anchors = torch.nn.functional.normalize(torch.randn(2, 4, generator=torch.Generator().manual_seed(1)), dim=1)
+    rows, anchors = rows.requires_grad_(), anchors.requires_grad_()
+    links = Links(torch.tensor([0, 2]), torch.tensor([1, 0]), torch.tensor([[False, True], [True, False]]))
+    regulariser(rows, anchors, links, Triplet(margin=2.0)).backward()
+    assert rows.grad is not None and anchors.grad is not None
+    assert bool((rows.grad[1] == 0).all()) and bool((rows.grad[0] != 0).any()) and bool((anchors.grad != 0).any())
+
+
+def test_total_weighs_each_term_by_its_name() -> None:
+    terms = {"task": torch.tensor(1.0), "a.document": torch.tensor(2.0), "a.label": torch.tensor(3.0)}
+    assert float(total(terms, {"task": 1.0, "a.document": 0.5, "a.label": 0.1})) == pytest.approx(2.3)

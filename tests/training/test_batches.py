@@ -1,0 +1,165 @@
+"""Steps: who is in them, and what the masks say, against scipy's own indexing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ramen.base import make_base
+from ramen.data.dataset import Problem
+from ramen.graph.metadata import Graph
+from ramen.objective.triplet import Triplet
+from ramen.training.batches import MembershipMask, RowSampler, StepSampler, keyed_rng
+
+
+def graph_of(matrix: sp.csr_matrix) -> Graph:
+    edges = matrix.nnz
+    return Graph(
+        matrix.indptr.astype(np.int64),
+        matrix.indices.astype(np.int32),
+        np.ones(edges, np.float32),
+        np.ones(edges, bool),
+        matrix.shape,
+    )
+
+
+def sampler_of(problem: Problem, batch_size: int = 16, seed: int = 0, separate: bool = False) -> StepSampler:
+    documents = np.arange(len(problem.train))
+    return StepSampler(
+        make_base("inbatch", Triplet()),
+        documents,
+        problem.y_train,
+        problem.filter_train,
+        np.arange(len(problem.labels)),
+        batch_size,
+        seed,
+        separate,
+    )
+
+
+def with_graphs(sampler: StepSampler, problem: Problem, keep: float = 1.0, sampling: str = "uniform") -> StepSampler:
+    whole = {n: {"train": graph_of(a.train), "labels": graph_of(a.labels)} for n, a in problem.anchor_sets.items()}
+    rng = np.random.default_rng(3)
+    pruned = {n: {s: g.select(rng.random(g.num_edges) < keep) for s, g in sides.items()} for n, sides in whole.items()}
+    on = {name: {"train": True, "labels": True} for name in whole}
+    sampler.use_graphs(pruned, whole, on, sampling)  # type: ignore[arg-type]
+    sampler.pruned = pruned  # type: ignore[attr-defined]
+    return sampler
+
+
+def test_an_epoch_visits_every_document_once(tiny_problem: Problem) -> None:
+    sampler = sampler_of(tiny_problem)
+    for epoch in range(2):
+        order = sampler.epoch_order(epoch)
+        seen = np.concatenate([sampler.step(order, epoch, i).documents for i in range(sampler.steps_per_epoch)])
+        assert sorted(seen) == list(range(60))
+    assert not np.array_equal(sampler.epoch_order(0), sampler.epoch_order(1))
+
+
+def test_documents_without_labels_and_lonely_last_documents_make_no_step(tiny_problem: Problem) -> None:
+    y = tiny_problem.y_train.tolil()
+    y[5] = 0
+    problem = Problem(
+        tiny_problem.train,
+        tiny_problem.test,
+        tiny_problem.labels,
+        y.tocsr(),
+        tiny_problem.y_test,
+        tiny_problem.filter_train,
+        tiny_problem.filter_test,
+    )
+    sampler = sampler_of(problem, batch_size=29)
+    assert 5 not in sampler.documents and sampler.steps_per_epoch == 2
+    assert sampler_of(problem, batch_size=58).steps_per_epoch == 1, "a single document left over has no negatives"
+    assert sampler_of(problem, batch_size=20).steps_per_epoch == 3
+
+
+def test_positives_are_true_and_masks_cover_every_true_or_filtered_pair(tiny_problem: Problem) -> None:
+    sampler = sampler_of(tiny_problem)
+    allowed = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+    step = sampler.step(sampler.epoch_order(0), 0, 0)
+    assert (tiny_problem.y_train.toarray()[step.documents, step.labels[step.positive]] > 0).all()
+    np.testing.assert_array_equal(step.mask, allowed[step.documents][:, step.labels])
+
+
+def test_labels_with_the_positives_very_text_are_masked(tiny_problem: Problem) -> None:
+    same = np.zeros(len(tiny_problem.labels), np.int64)  # as if all labels had one text
+    sampler = StepSampler(
+        make_base("inbatch", Triplet()), np.arange(60), tiny_problem.y_train, tiny_problem.filter_train, same, 16, 0
+    )
+    assert sampler.step(sampler.epoch_order(0), 0, 0).mask.all()
+
+
+def test_anchors_come_from_the_pruned_graph_and_masks_from_the_unpruned(tiny_problem: Problem) -> None:
+    sampler = with_graphs(sampler_of(tiny_problem), tiny_problem, keep=0.5)
+    order = sampler.epoch_order(0)
+    for index in range(sampler.steps_per_epoch):
+        step = sampler.step(order, 0, index)
+        for name, batch in step.anchors.items():
+            anchors = tiny_problem.anchor_sets[name]
+            sides = (
+                ("train", step.documents, batch.document, anchors.train),
+                ("labels", step.labels, batch.label, anchors.labels),
+            )
+            for side, items, links, unpruned in sides:
+                assert links is not None
+                kept = sampler.pruned[name][side]  # type: ignore[attr-defined]
+                rows = items[links.rows]
+                assert (kept.csr().toarray()[rows, batch.pool[links.positive]] > 0).all()
+                np.testing.assert_array_equal(links.mask, unpruned.toarray()[rows][:, batch.pool] > 0)
+                assert set(items) - set(rows) == {i for i in items if kept.indptr[i] == kept.indptr[i + 1]}
+
+
+def test_separate_pools_mask_the_other_sides_anchors(tiny_problem: Problem) -> None:
+    sampler = with_graphs(sampler_of(tiny_problem, separate=True), tiny_problem)
+    step = sampler.step(sampler.epoch_order(0), 0, 0)
+    batch = step.anchors["links"]
+    assert batch.document is not None and batch.label is not None
+    foreign = ~np.isin(np.arange(len(batch.pool)), batch.document.positive)
+    assert foreign.any() and batch.document.mask[:, foreign].all()
+
+
+def test_graphs_change_neither_documents_nor_labels_of_a_step(tiny_problem: Problem) -> None:
+    plain, graphs = sampler_of(tiny_problem), with_graphs(sampler_of(tiny_problem), tiny_problem)
+    a, b = (s.step(s.epoch_order(4), 4, 1) for s in (plain, graphs))
+    np.testing.assert_array_equal(a.documents, b.documents)
+    np.testing.assert_array_equal(a.labels, b.labels)
+    np.testing.assert_array_equal(a.positive, b.positive)
+
+
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0, 1.0, 1.0, 2.0])])
+def test_draws_follow_the_weights(weights: np.ndarray | None) -> None:
+    indptr, indices = np.array([0, 2, 2, 5]), np.array([7, 8, 1, 2, 3], np.int32)
+    sampler = RowSampler(indptr, indices, weights)
+    rows = np.tile([0, 1, 2], 20_000)
+    kept, drawn = sampler.draw(rows, keyed_rng(0, "test"))
+    assert (rows[kept] != 1).all()
+    expected = {7: 1, 8: 1, 1: 1, 2: 1, 3: 1} if weights is None else {7: 1, 8: 3, 1: 1, 2: 1, 3: 2}
+    for column, weight in expected.items():
+        share = weight / sum(w for c, w in expected.items() if (c >= 7) == (column >= 7))
+        assert (drawn == column).sum() / 20_000 == pytest.approx(share, abs=0.02)
+
+
+def test_membership_equals_scipys_indexing() -> None:
+    matrix = sp.random(50, 40, 0.1, format="csr", random_state=0)
+    rows, columns = np.array([3, 3, 0, 49, 20]), np.array([39, 0, 7, 21, 5])
+    mask = MembershipMask(matrix.indptr, matrix.indices, 40)
+    for _ in range(2):  # the scratch is clean again after a call
+        np.testing.assert_array_equal(mask(rows, columns), matrix.toarray()[rows][:, columns] != 0)
+
+
+def test_swapping_nothing_but_the_name_of_a_set_leaves_the_others_alone(tiny_problem: Problem) -> None:
+    both = with_graphs(sampler_of(tiny_problem), tiny_problem)
+    one = with_graphs(
+        sampler_of(tiny_problem),
+        Problem(
+            **{
+                k: getattr(tiny_problem, k)
+                for k in ("train", "test", "labels", "y_train", "y_test", "filter_train", "filter_test")
+            },
+            anchor_sets={"links": tiny_problem.anchor_sets["links"]},
+        ),
+    )
+    a, b = (s.step(s.epoch_order(0), 0, 0).anchors["links"] for s in (both, one))
+    np.testing.assert_array_equal(a.pool, b.pool)

@@ -1,0 +1,183 @@
+"""The two training stages on the tiny problem: what a user relies on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from ramen.artifacts import open_artifact
+from ramen.errors import Interrupted, RamenError
+from ramen.graph.metadata import read_graphs
+from ramen.stages import run_stage
+from ramen.tracking import NullTracker
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "encoder": {"name": "tiny", "precision": "fp32", "max_length": 16},
+    "objective": {},
+    "training": {
+        "batch_size": 16,
+        "epochs": 4,
+        "warmup_epochs": 2,
+        "lr": 3e-3,
+        "lr_warmup_steps": 2,
+        "validation_fraction": 0.1,
+        "threads": 1,
+    },
+    "pruning": {"every": 1, "patience": 0},
+}
+
+
+def changed(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: {**values, **sections.get(name, {})} for name, values in SECTIONS.items()}
+
+
+def train(artifacts: dict[str, Path], out: Path, sections: dict[str, dict[str, Any]] = SECTIONS) -> dict[str, float]:
+    inputs = {name: artifacts[name] for name in ("dataset", "graph")}
+    run_stage("warmup", sections=sections, inputs=inputs, outputs={"warm_model": out / "warm_model"})
+    return run_stage(
+        "prune-retrain",
+        sections=sections,
+        inputs={**inputs, "warm_model": out / "warm_model"},
+        outputs={"model": out / "model", "pruned_graph": out / "pruned_graph"},
+    )
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return load_file(path / "model.safetensors")
+
+
+def same(a: Path, b: Path) -> bool:
+    x, y = weights(a), weights(b)
+    return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    return json.loads((path / "history.json").read_text())
+
+
+def test_training_learns_and_writes_a_loadable_model(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    sections = changed(training={"epochs": 30, "warmup_epochs": 20}, pruning={"every": 5})
+    metrics = train(tiny_artifacts, tmp_path / "out", sections)
+    records = history(tmp_path / "out" / "model")
+    assert [r["epoch"] for r in records] == list(range(1, 31))
+    assert [r["phase"] for r in records] == ["warmup"] * 20 + ["retrain"] * 10
+    assert records[-1]["task_loss"] < 0.5 * records[0]["task_loss"]
+    assert records[-1]["terms"]["links.document"] < records[0]["terms"]["links.document"]
+    assert metrics["rounds"] == 2 and metrics["val_p_at_1"] > 30
+    from sentence_transformers import SentenceTransformer
+
+    vectors = SentenceTransformer(str(tmp_path / "out" / "model"), device="cpu").encode(["chess rook"])
+    assert vectors.shape == (1, 32)
+
+
+def test_the_same_seed_gives_the_same_artifact_and_another_seed_another(
+    tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(tiny_artifacts, tmp_path / name, changed(training={"seed": seed}))
+    digests = [open_artifact(tmp_path / name / "model", "model").digest for name in "abc"]
+    assert digests[0] == digests[1]
+    assert not same(tmp_path / "a" / "model", tmp_path / "c" / "model")
+
+
+def test_all_graph_weights_zero_is_the_base_bit_for_bit(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    train(tiny_artifacts, tmp_path / "base", changed(objective={"graphs": False}))
+    train(tiny_artifacts, tmp_path / "zero", changed(objective={"lambda_document": 0.0, "lambda_label": 0.0}))
+    train(tiny_artifacts, tmp_path / "ramen")
+    assert same(tmp_path / "base" / "model", tmp_path / "zero" / "model")
+    assert not same(tmp_path / "base" / "model", tmp_path / "ramen" / "model")
+
+
+def test_a_single_weight_overrides_its_sides_default(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    objective = {"lambda_document": 0.0, "lambda_label": 0.2, "lambdas": {"links.label": 0.0, "category.document": 0.5}}
+    train(tiny_artifacts, tmp_path, changed(objective=objective))
+    record = history(tmp_path / "model")[0]
+    assert set(record["terms"]) == {"category.document", "category.label"}
+    assert record["lambda"] == {
+        "task": 1.0,
+        "category.document": 0.5,
+        "category.label": 0.2,
+        "links.document": 0.0,
+        "links.label": 0.0,
+    }
+    expected = (
+        record["task_loss"] + 0.5 * record["terms"]["category.document"] + 0.2 * record["terms"]["category.label"]
+    )
+    assert record["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_pruning_starts_from_the_original_and_obeys_the_threshold(
+    tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    train(tiny_artifacts, tmp_path / "all", changed(pruning={"threshold": 1.0}))
+    pruned = read_graphs(tmp_path / "all" / "pruned_graph")
+    assert sum(graph.num_edges for sides in pruned.values() for graph in sides.values()) == 0
+    train(tiny_artifacts, tmp_path / "none", changed(pruning={"enabled": False}))
+    whole, kept = read_graphs(tiny_artifacts["graph"]), read_graphs(tmp_path / "none" / "pruned_graph")
+    for name, sides in whole.items():
+        for side, graph in sides.items():
+            np.testing.assert_array_equal(graph.indices, kept[name][side].indices)
+    rounds = json.loads((tmp_path / "all" / "pruned_graph" / "rounds.json").read_text())
+    assert [r["epoch"] for r in rounds] == [2, 3] and set(rounds[0]["edges_kept"].values()) == {0.0}
+
+
+def test_rounds_stop_when_validation_stops_improving(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    # a learning rate of nearly nothing never improves on the warm-up
+    train(tiny_artifacts, tmp_path, changed(training={"epochs": 20, "lr": 1e-12}, pruning={"patience": 3}))
+    assert len(json.loads((tmp_path / "pruned_graph" / "rounds.json").read_text())) == 3
+    assert len(history(tmp_path / "model")) == 5
+
+
+def test_held_out_documents_are_never_trained_on(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    from ramen.config import Training
+    from ramen.training.session import split_validation
+
+    held_out, kept = split_validation(60, Training(validation_fraction=0.1))
+    assert len(held_out) == 6 and len(kept) == 54 and not set(held_out) & set(kept)
+    train(tiny_artifacts, tmp_path)
+    assert open_artifact(tmp_path / "model", "model").counts["documents"] == 54
+
+
+class StopAt(NullTracker):
+    """Sends the process SIGTERM at the n-th step log, as a pre-empted node would."""
+
+    def __init__(self, session_step: int) -> None:
+        self.left = session_step
+
+    def log(self, metrics: Any, step: int | None = None) -> None:
+        import os
+        import signal
+
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("stage", "after"), [("warmup", 1), ("prune-retrain", 2)])
+def test_a_stopped_stage_goes_on_where_it_was_and_ends_bit_identical(
+    stage: str, after: int, tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    train(tiny_artifacts, tmp_path / "whole")
+    inputs = {name: tiny_artifacts[name] for name in ("dataset", "graph")}
+    outputs = {"warm_model": tmp_path / "warm_model"}
+    if stage == "prune-retrain":
+        inputs["warm_model"] = tmp_path / "whole" / "warm_model"
+        outputs = {"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"}
+    with pytest.raises(Interrupted):
+        run_stage(stage, sections=SECTIONS, inputs=inputs, outputs=outputs, track=StopAt(after))
+    assert not any(path.exists() for path in outputs.values()), "nothing half-written"
+    run_stage(stage, sections=SECTIONS, inputs=inputs, outputs=outputs)
+    for name, path in outputs.items():
+        assert open_artifact(path, name).digest == open_artifact(tmp_path / "whole" / name, name).digest
+    assert not list((tmp_path / "ramen-work").iterdir()), "checkpoints are removed after success"
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    sections = changed(objective={"lambda_task": 1e308}, training={"lr": 1.0})
+    with pytest.raises(RamenError, match=r"loss is (inf|nan) at step 0 .*training\.lr"):
+        train(tiny_artifacts, tmp_path, sections)
