@@ -78,6 +78,9 @@ class Encoder(Section):
     precision: Literal["auto", "bf16", "fp32"] = knob(
         "auto", "arithmetic of the forward and backward pass; auto = bf16 where the hardware has it (AMX, CUDA)"
     )
+    dropout: float = knob(
+        -1.0, "dropout of every layer while training; negative = what the model's config says", ge=-1, lt=1
+    )
     tokens_per_chunk: int = knob(8192, "padded tokens encoded at a time (bounds memory)", ge=64)
 
 
@@ -180,19 +183,22 @@ class Index(Section):
     ef_construction: int = knob(200, "candidates while building the HNSW graph", "ngame", ge=8)
     ef_search: int = knob(128, "candidates while searching the HNSW graph", "ngame", ge=8)
     build_threads: int = knob(
-        0, "threads that build the HNSW graph; 1 = same bytes every time, 0 = 1 up to 100,000 labels, else all cores",
+        0,
+        "threads that build the HNSW graph; 1 = same bytes every time, 0 = 1 up to 100,000 labels, else all cores",
         ge=0,
     )
     recall_k: int = knob(10, "ANN recall is measured at this depth against exact retrieval", ge=1)
     min_recall: float = knob(0.9, "gate: the alias moves only if ANN recall is at least this", ge=0, le=1)
     gate_metric: str = knob(
-        "psp_at_5", "gate: the alias moves only if this evaluation metric is no worse than that of the version which "
-        "holds it, when both saw the same dataset; empty = no comparison"
+        "psp_at_5",
+        "gate: the alias moves only if this evaluation metric is no worse than that of the version which "
+        "holds it, when both saw the same dataset; empty = no comparison",
     )
     gate_tolerance: float = knob(0.0, "gate: points by which gate_metric may be worse", ge=0)
     model: str = knob(
-        "ramen", "registered model name in MLflow; empty = write the retriever without registering it, the only way "
-        "when tracking is off"
+        "ramen",
+        "registered model name in MLflow; empty = write the retriever without registering it, the only way "
+        "when tracking is off",
     )
     alias: str = knob("champion", "alias that moves to the published version; empty = none")
 

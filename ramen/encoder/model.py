@@ -192,7 +192,7 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
     hf_logging.disable_progress_bar()
     hf_logging.set_verbosity_error()
     try:
-        transformer = AutoModel.from_pretrained(source, dtype=torch.float32, **_no_pooler(source))
+        transformer = AutoModel.from_pretrained(source, dtype=torch.float32, **_overrides(source, settings.dropout))
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -209,11 +209,16 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
     return SentenceEncoder(transformer, tokenizer, pooling, settings).to(device)
 
 
-def _no_pooler(source: str) -> dict[str, Any]:
-    """BERT's pooler is never used: leave it out where the architecture has the switch, so nothing idle is trained."""
+def _overrides(source: str, dropout: float) -> dict[str, Any]:
+    """Loading arguments: no pooler (never used, so nothing idle is trained), and the dropout asked for."""
     from transformers import AutoConfig
 
-    return {"add_pooling_layer": False} if AutoConfig.from_pretrained(source).model_type in {"bert", "roberta"} else {}
+    config = AutoConfig.from_pretrained(source)
+    overrides: dict[str, Any] = {"add_pooling_layer": False} if config.model_type in {"bert", "roberta"} else {}
+    if dropout >= 0:
+        rates = [key for key, value in config.to_dict().items() if "dropout" in key and isinstance(value, float)]
+        overrides |= dict.fromkeys(rates, dropout)
+    return overrides
 
 
 def _packaged_minilm() -> Path:
@@ -247,6 +252,8 @@ def _tiny(settings: Settings) -> SentenceEncoder:
         intermediate_size=64,
         max_position_embeddings=512,
     )
+    if settings.dropout >= 0:
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         transformer = BertModel(config, add_pooling_layer=False)

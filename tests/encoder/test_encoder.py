@@ -103,3 +103,16 @@ def test_equal_texts_of_different_roles_share_one_number() -> None:
     table = TextTable.build(tokenizer, {"documents": ["a", "b"], "labels": ["b", "c"], "anchors/x": ["a"]}, 8)
     assert len(table.store) == 3
     assert table.roles["documents"][1] == table.roles["labels"][0] and table.roles["anchors/x"][0] == 0
+
+
+@pytest.mark.parametrize("name", ["tiny", "minilm"])
+def test_the_dropout_knob_reaches_every_layer(name: str) -> None:
+    store_of = {}
+    for rate in (-1.0, 0.0):
+        encoder = load_encoder(name, Encoder(precision="fp32", dropout=rate)).train()
+        store = TokenStore.build(encoder.tokenizer, TEXTS, 16)
+        rows = np.arange(len(TEXTS), dtype=np.int64)
+        with torch.no_grad():
+            store_of[rate] = [encoder.encode_rows(store, rows) for _ in range(2)]
+    assert not torch.equal(*store_of[-1.0]), "the model's own dropout is on while training"
+    assert torch.equal(*store_of[0.0])
