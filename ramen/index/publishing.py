@@ -1,0 +1,217 @@
+"""Publish a retriever in the MLflow model registry, and move aliases.
+
+The order keeps the alias honest: log the model under the stage's run, create a version, wait until it is READY,
+load it back through the registry and ask it, and only then let the gate decide about the alias. A failure on the
+way leaves the alias where it was; the half-made version says so in its tag `smoke`.
+
+Only the model registry is used, and no pickle: the model is code (`ramen/index/pyfunc.py`) plus files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ramen
+from ramen.config import Index as Settings
+from ramen.errors import GateRefused, RamenError
+from ramen.index.registry import connect, contained, first_line, plain_errors, resolve_version
+from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE
+
+PACKAGE = Path(ramen.__file__).parent
+REQUIREMENTS = ("mlflow", "numpy", "pyarrow", "pydantic", "pyyaml", "safetensors", "scipy", "torch", "transformers")
+FAISS_WHEELS = ("faiss-cpu", "faiss-gpu-cu12", "faiss-gpu")
+READY_SECONDS = 300
+SMOKE_K = 3
+
+
+@dataclass(frozen=True)
+class Published:
+    """What became of a candidate.
+
+    Attributes:
+        name, version: the registered version.
+        alias: the alias that now points to it, None when none moved.
+        refused: why the gate kept the alias where it was; empty when it did not.
+    """
+
+    name: str
+    version: int
+    alias: str | None
+    refused: str
+
+
+def publish(
+    retriever_dir: Path,
+    encoder_dir: Path,
+    *,
+    run_id: str,
+    settings: Settings,
+    tags: Mapping[str, str],
+    sample: Sequence[str],
+) -> Published:
+    """Register a retriever, ask it, and move the alias if the gate lets it.
+
+    Args:
+        retriever_dir: what `write_retriever` wrote.
+        encoder_dir: the encoder's directory.
+        run_id: the MLflow run that logs the model.
+        settings: names and gate.
+        tags: of the version; the gate reads `dataset`, `ann_recall` and the metric it compares.
+        sample: texts to ask, at least one.
+
+    Raises:
+        RamenError: MLflow failed, or the version does not answer.
+    """
+    client = connect()
+    with plain_errors(f"registering {settings.model!r}"), contained():
+        model_id = _log_model(client, retriever_dir, encoder_dir, run_id, sample)
+        version = _create_version(client, settings.model, model_id, run_id, tags)
+        try:
+            smoke(f"models:/{settings.model}/{version}", sample)
+        except Exception as error:
+            client.set_model_version_tag(settings.model, str(version), "smoke", "failed")
+            kept = f"; alias {settings.alias!r} stays" if settings.alias else ""
+            raise RamenError(
+                f"{settings.model} version {version} does not answer ({first_line(error)}){kept}"
+            ) from error
+        client.set_model_version_tag(settings.model, str(version), "smoke", "passed")
+        if not settings.alias:
+            return Published(settings.model, version, None, "")
+        refused = gate(tags, _champion_tags(client, settings.model, settings.alias), settings)
+        if refused:
+            client.set_model_version_tag(settings.model, str(version), "gate", refused)
+            return Published(settings.model, version, None, refused)
+        client.set_registered_model_alias(settings.model, settings.alias, str(version))
+        return Published(settings.model, version, settings.alias, "")
+
+
+def gate(candidate: Mapping[str, str], champion: Mapping[str, str] | None, settings: Settings) -> str:
+    """Why the alias must not move to the candidate; empty = it may.
+
+    Args:
+        candidate, champion: version tags; champion None = the alias points nowhere.
+        settings: `min_recall`, `gate_metric`, `gate_tolerance`.
+    """
+    recall = float(candidate["ann_recall"])
+    if recall < settings.min_recall:
+        return f"ANN recall {recall:.4f} is below index.min_recall = {settings.min_recall}; raise index.ef_search"
+    metric = settings.gate_metric
+    if not metric or champion is None or champion.get("dataset") != candidate["dataset"] or metric not in champion:
+        return ""
+    if metric not in candidate:
+        return f"the evaluation has no {metric}, which index.gate_metric compares"
+    new, old = float(candidate[metric]), float(champion[metric])
+    if not new >= old - settings.gate_tolerance:
+        return f"{metric} {new:.2f} is worse than the {old:.2f} of the version that holds the alias"
+    return ""
+
+
+def promote(name: str, alias: str, version: str, settings: Settings | None = None) -> int | None:
+    """Point an alias to a registered version, forward or back.
+
+    Args:
+        name, alias: registered model and alias.
+        version: number or alias of the version to point to.
+        settings: None = move without the gate (a rollback), else the gate must let it.
+
+    Returns:
+        The version the alias pointed to before, None if it is new.
+
+    Raises:
+        GateRefused: the gate says no.
+        RamenError: no such model or version, or the version never answered.
+    """
+    client = connect()
+    number = resolve_version(name, version)
+    with plain_errors(f"moving alias {alias!r} of {name!r}"):
+        tags = client.get_model_version(name, str(number)).tags
+        if tags.get("smoke") != "passed":
+            raise RamenError(f"{name} version {number} never answered its smoke query; publish it again")
+        before = client.get_registered_model(name).aliases.get(alias)
+        refused = gate(tags, _champion_tags(client, name, alias), settings) if settings else ""
+        if refused:
+            raise GateRefused(f"{name} version {number}: {refused}")
+        client.set_registered_model_alias(name, alias, str(number))
+    return None if before is None else int(before)
+
+
+def smoke(uri: str, texts: Sequence[str]) -> None:
+    """Load a model the way a server does and ask it; raises when it does not load or the answer is no answer."""
+    import mlflow
+
+    with contained():
+        model = mlflow.pyfunc.load_model(uri)
+        answers = model.predict(list(texts), params={"k": SMOKE_K})
+    if len(answers) != len(texts):
+        raise RamenError(f"{len(answers)} answers to {len(texts)} queries")
+    for text, answer in zip(texts, answers, strict=True):
+        if not answer.ids or not all(math.isfinite(score) for score in answer.scores):
+            raise RamenError(f"no valid answer to {text!r}")
+
+
+def requirements() -> list[str]:
+    """What serving needs, pinned to what is installed here (a local part such as `+cpu` is no released version)."""
+    pins = []
+    for name in (*REQUIREMENTS, *FAISS_WHEELS):
+        try:
+            pins.append(f"{name}=={metadata.version(name).split('+')[0]}")
+        except metadata.PackageNotFoundError:
+            assert name in FAISS_WHEELS, name
+    return sorted(pins)
+
+
+def _log_model(client: Any, retriever_dir: Path, encoder_dir: Path, run_id: str, sample: Sequence[str]) -> str:
+    """Log the pyfunc under the run (in its experiment, without making it the active run); returns the model's id."""
+    import mlflow
+    from mlflow.models import Model
+
+    run = client.get_run(run_id)
+    logged = client.create_logged_model(
+        run.info.experiment_id,
+        name="retriever",
+        source_run_id=run_id,
+        params=dict(run.data.params),
+        model_type="retriever",
+    )
+    places = {"encoder": encoder_dir, "index": retriever_dir / INDEX_FILE}
+    places |= {"labels": retriever_dir / LABELS_FILE, "facts": retriever_dir / FACTS_FILE}
+    Model.log(
+        artifact_path=None,
+        name="retriever",
+        flavor=mlflow.pyfunc,
+        model_id=logged.model_id,
+        run_id=run_id,
+        python_model=str(PACKAGE / "index" / "pyfunc.py"),
+        artifacts={name: str(path) for name, path in places.items()},
+        code_paths=[str(PACKAGE)],
+        pip_requirements=requirements(),
+        input_example=(list(sample[:1]), {"k": DEFAULT_K}),
+    )
+    return str(logged.model_id)
+
+
+def _create_version(client: Any, name: str, model_id: str, run_id: str, tags: Mapping[str, str]) -> int:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    made = client.create_model_version(
+        name, f"models:/{model_id}", run_id, tags=dict(tags), model_id=model_id, await_creation_for=READY_SECONDS
+    )
+    status = client.get_model_version(name, made.version).status
+    if status != "READY":
+        raise RamenError(f"{name} version {made.version} is {status} after {READY_SECONDS} s, not READY")
+    return int(made.version)
+
+
+def _champion_tags(client: Any, name: str, alias: str) -> dict[str, str] | None:
+    number = client.get_registered_model(name).aliases.get(alias)
+    return dict(client.get_model_version(name, str(number)).tags) if number is not None else None

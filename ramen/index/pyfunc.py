@@ -1,0 +1,45 @@
+"""The registered model, as code that MLflow copies and runs (models-from-code): no pickle on either side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.pyfunc import PythonModel, PythonModelContext
+from pydantic import BaseModel
+
+from ramen.index.retriever import DEFAULT_K, Retriever
+
+
+class Answer(BaseModel):
+    """The labels of one text, best first; served as a JSON object."""
+
+    ids: list[str]
+    texts: list[str]
+    scores: list[float]
+
+
+class RetrieverModel(PythonModel):  # type: ignore[misc]
+    """`predict(["text", ...], params={"k": 10})` -> one `Answer` per text."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Open the files that were logged with the version."""
+        self.retriever = Retriever.load(Path(context.artifacts["encoder"]), Path(context.artifacts["index"]).parent)
+
+    def predict(
+        self, context: PythonModelContext, model_input: list[str], params: dict[str, Any] | None = None
+    ) -> list[Answer]:
+        """Answer each text with its k best labels."""
+        k = int((params or {}).get("k", DEFAULT_K))
+        return [
+            Answer(
+                ids=[hit.uid for hit in hits],
+                texts=[hit.text for hit in hits],
+                scores=[hit.score for hit in hits],
+            )
+            for hits in self.retriever.query(model_input, k)
+        ]
+
+
+mlflow.models.set_model(RetrieverModel())

@@ -1,0 +1,131 @@
+"""Read the MLflow model registry: find a version, open its retriever; errors are one plain line.
+
+Nothing here changes the registry; `publishing` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from ramen.errors import RamenError
+from ramen.index.retriever import Retriever
+
+PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+
+
+def tracking_uri() -> str:
+    """Where MLflow looks: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working directory."""
+    import mlflow
+
+    return str(mlflow.get_tracking_uri())
+
+
+def resolve_version(name: str, version: str) -> int:
+    """The number of a registered version, given by number or alias.
+
+    Raises:
+        RamenError: no tracking database, model, version or alias of that name; the message lists what there is.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = connect(must_exist=True)
+    try:
+        model = client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise RamenError(f"MLflow at {tracking_uri()}: {first_line(error)}") from error
+        names = ", ".join(sorted(found.name for found in client.search_registered_models(max_results=20)))
+        raise RamenError(
+            f"no registered model {name!r} in {tracking_uri()}; "
+            + (f"there are: {names}" if names else "none yet: `ramen publish-index` registers one")
+        ) from None
+    if not version.isdigit():
+        if version not in model.aliases:
+            known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
+            raise RamenError(f"model {name!r} has no alias {version!r}; it has: {known or 'none'}")
+        return int(model.aliases[version])
+    found = sorted(int(one.version) for one in client.search_model_versions(f"name = '{name}'", max_results=1000))
+    if int(version) not in found:
+        raise RamenError(f"model {name!r} has no version {version}; it has: {', '.join(map(str, found)) or 'none'}")
+    return int(version)
+
+
+def load_version(name: str, version: str = "champion") -> Retriever:
+    """Open a registered retriever in this process; its files are checked against its own table first.
+
+    Args:
+        name: registered model.
+        version: number or alias.
+
+    Raises:
+        RamenError: as `resolve_version`; ArtifactError for damaged files.
+    """
+    import mlflow
+
+    number = resolve_version(name, version)
+    # files of a local store are opened in place; those of a remote one live until the retriever is in memory
+    doing = f"loading {name} version {number}"
+    with tempfile.TemporaryDirectory(prefix="ramen-") as scratch, plain_errors(doing), contained():
+        source = connect().get_model_version_download_uri(name, str(number))
+        local = urlparse(source).scheme in ("", "file")
+        folder = Path(
+            mlflow.artifacts.download_artifacts(
+                f"models:/{name}/{number}", dst_path=None if local else scratch, tracking_uri=tracking_uri()
+            )
+        )
+        places = mlflow.models.Model.load(str(folder)).flavors["python_function"]["artifacts"]
+        return Retriever.load(folder / places["encoder"]["path"], (folder / places["index"]["path"]).parent)
+
+
+def connect(must_exist: bool = False) -> Any:
+    """A client; with `must_exist`, refuse rather than let MLflow create an empty database."""
+    from mlflow import MlflowClient
+
+    uri = tracking_uri()
+    if must_exist and uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise RamenError(f"no tracking database at {uri}; run `ramen run` here or set MLFLOW_TRACKING_URI")
+    return MlflowClient(uri)
+
+
+@contextmanager
+def plain_errors(doing: str) -> Iterator[None]:
+    """Turn MLflow's own errors into one line."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise RamenError(f"{doing} in {tracking_uri()}: {first_line(error)}") from error
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Keep MLflow from changing this process and from talking about it.
+
+    A loaded model's code folder stays in front of sys.path otherwise, and every copied file draws a progress bar.
+    """
+    path, logger = list(sys.path), logging.getLogger("mlflow")
+    level, bars = logger.level, os.environ.get(PROGRESS_ENV)
+    logger.setLevel(logging.WARNING)
+    os.environ.setdefault(PROGRESS_ENV, "false")
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        logger.setLevel(level)
+        if bars is None:
+            del os.environ[PROGRESS_ENV]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,152 @@
+"""The retriever: encoder, index and label table together, because vectors of another encoder mean nothing.
+
+On disk it is two places: the encoder's directory, and a directory with `index.faiss`, `labels.parquet` and
+`retriever.json`. The last lists size and sha256 of every file of both; nothing is opened before they agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen.artifacts import read_texts, sha256, write_text, write_texts
+from ramen.config import Encoder as EncoderSettings
+from ramen.errors import ArtifactError, RamenError
+from ramen.index.build import read_index, write_index
+
+FORMAT = 1
+INDEX_FILE = "index.faiss"
+LABELS_FILE = "labels.parquet"
+FACTS_FILE = "retriever.json"
+DEFAULT_K = 10
+
+
+class TextEncoder(Protocol):
+    """What turns texts into vectors."""
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """float32 [n, D], unit-norm rows."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One retrieved label; `score` is the cosine."""
+
+    uid: str
+    text: str
+    score: float
+
+
+class Retriever:
+    """Answers texts with labels.
+
+    Args:
+        encoder: the encoder whose label embeddings are in the index.
+        index: a faiss index; id i is label i.
+        uids, texts: the label table.
+    """
+
+    def __init__(self, encoder: TextEncoder, index: Any, uids: Sequence[str], texts: Sequence[str]) -> None:
+        if not len(uids) == len(texts) == index.ntotal:
+            raise ArtifactError(
+                f"index holds {index.ntotal} labels, the label table {len(uids)}; run `ramen publish-index` again"
+            )
+        self.encoder = encoder
+        self.index = index
+        self.uids = uids
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.uids)
+
+    @classmethod
+    def load(cls, encoder_dir: Path, index_dir: Path) -> Retriever:
+        """Check every file against `retriever.json`, then open encoder, index and label table.
+
+        Raises:
+            ArtifactError: a file is missing, damaged, or of another format.
+        """
+        facts = read_facts(index_dir)
+        _check_files(index_dir, facts["files"])
+        _check_files(encoder_dir, facts["encoder"])
+        from ramen.encoder.model import load_encoder
+
+        encoder = load_encoder(encoder_dir, EncoderSettings(name=str(encoder_dir)))
+        return cls(encoder, read_index(index_dir / INDEX_FILE), *read_texts(index_dir / LABELS_FILE))
+
+    def query(self, texts: Sequence[str], k: int = DEFAULT_K) -> list[list[Hit]]:
+        """The k best labels of each text, best first; fewer when there are fewer labels.
+
+        Raises:
+            RamenError: k is below 1.
+        """
+        if k < 1:
+            raise RamenError(f"k = {k}: at least 1 label must be asked for")
+        if not len(texts):
+            return []
+        scores_nk, ids_nk = self.index.search(self.encoder.encode(list(texts)), min(k, len(self)))
+        return [self._hits(scores, ids) for scores, ids in zip(scores_nk, ids_nk, strict=True)]
+
+    def _hits(self, scores: NDArray[np.float32], ids: NDArray[np.int64]) -> list[Hit]:
+        # lexsort: equal scores come in label order; HNSW pads with id -1 when its graph runs out
+        order = [i for i in np.lexsort((ids, -scores)) if ids[i] >= 0]
+        return [Hit(self.uids[ids[i]], self.texts[ids[i]], float(scores[i])) for i in order]
+
+
+def write_retriever(
+    folder: Path,
+    index: Any,
+    uids: Sequence[str],
+    texts: Sequence[str],
+    *,
+    encoder_files: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write index, label table and, last, `retriever.json`.
+
+    Args:
+        folder: existing directory.
+        index, uids, texts: as in `Retriever`.
+        encoder_files: relative name -> {bytes, sha256} of the encoder's directory.
+        facts: what a reader may want to know (kind, parameters, width); content only, no times.
+    """
+    write_index(index, folder / INDEX_FILE)
+    write_texts(folder / LABELS_FILE, uids, texts)
+    files = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+        for name in (INDEX_FILE, LABELS_FILE)
+    }
+    table = {"format": FORMAT, "index": dict(facts), "files": files, "encoder": dict(encoder_files)}
+    write_text(folder / FACTS_FILE, json.dumps(table, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Read `retriever.json`. Raises ArtifactError when it is missing, broken or of another format."""
+    path = folder / FACTS_FILE
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: missing: not a retriever; run `ramen publish-index`") from None
+    except ValueError:
+        raise ArtifactError(f"{path}: not valid JSON; run `ramen publish-index` again") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        found = facts.get("format") if isinstance(facts, dict) else None
+        raise ArtifactError(f"{path}: format {found}, this version reads {FORMAT}; run `ramen publish-index` again")
+    return facts
+
+
+def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, expected in files.items():
+        file = folder / name
+        if not file.is_file():
+            raise ArtifactError(f"{file}: missing, though listed in {FACTS_FILE}; run `ramen publish-index` again")
+        if file.stat().st_size != expected["bytes"] or sha256(file) != expected["sha256"]:
+            raise ArtifactError(
+                f"{file}: differs from {FACTS_FILE}: damaged or edited; run `ramen publish-index` again"
+            )

@@ -1,0 +1,86 @@
+"""A tracking store, a trained-model artifact and a dataset for the tests of the index."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ramen import config
+from ramen.artifacts import Artifact, drafts, open_artifact
+from ramen.data.dataset import Problem
+from ramen.tracking import NullTracker
+
+METRICS = {"p_at_1": 40.0, "psp_at_5": 30.0, "tail/p_at_1": 10.0}
+
+
+@dataclass
+class RunTracker(NullTracker):
+    """A run of a real tracking store, and what a stage reported to it."""
+
+    run_id: str | None = None
+    logged: dict[str, float] = field(default_factory=dict)
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.logged.update(metrics)
+
+
+@pytest.fixture(scope="session")
+def tracking_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty tracking database; its migrations take seconds, so it is made once and copied."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def store(tracking_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh tracking store in the working directory, made the one MLflow uses; pickles are forbidden."""
+    import mlflow
+
+    shutil.copy(tracking_template, tmp_path / "mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    yield tmp_path / "mlflow.db"
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture
+def track(store: Path) -> RunTracker:
+    """A tracker with a run in `store`."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store}")
+    experiment = client.get_experiment_by_name("ramen")
+    number = experiment.experiment_id if experiment else client.create_experiment("ramen", str(store.parent / "files"))
+    return RunTracker(client.create_run(number).info.run_id)
+
+
+@pytest.fixture(scope="session")
+def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small random encoder, saved as training saves one."""
+    from ramen.encoder.model import load_encoder
+
+    folder = tmp_path_factory.mktemp("encoder") / "model"
+    load_encoder("tiny", config.Encoder(name="tiny")).save(folder)
+    return folder
+
+
+@pytest.fixture
+def artifacts(tiny_problem: Problem, encoder_folder: Path, tmp_path: Path) -> dict[str, Artifact]:
+    """Finished `dataset`, `model` and `evaluation`."""
+    places = {name: tmp_path / "artifacts" / name for name in ("dataset", "model", "evaluation")}
+    with drafts(places, sections={}, inputs={}, work=tmp_path / "work") as made:
+        tiny_problem.write(made["dataset"].path)
+        shutil.copytree(encoder_folder, made["model"].path, dirs_exist_ok=True)
+        (made["evaluation"].path / "metrics.json").write_text(json.dumps(METRICS))
+    return {name: open_artifact(path, name) for name, path in places.items()}

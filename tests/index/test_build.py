@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ramen.config import Index
+from ramen.errors import ArtifactError, MissingExtra
+from ramen.index.build import SERIAL_UP_TO, ann_recall, build_index, build_threads, exact_ids, read_index, write_index
+
+
+@pytest.fixture(scope="module")
+def vectors() -> NDArray[np.float32]:
+    """3,000 unit vectors in 60 clusters, as label embeddings are: float32 [3000, 24]."""
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(60, 24))
+    return _unit(centres[rng.integers(60, size=3000)] + 0.5 * rng.normal(size=(3000, 24)))
+
+
+@pytest.fixture(scope="module")
+def queries(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    rng = np.random.default_rng(4)
+    return _unit(vectors[:200] + 0.1 * rng.normal(size=(200, 24)))
+
+
+def _unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _brute(vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    return np.argsort(-(queries.astype(np.float64) @ vectors.T.astype(np.float64)), axis=1, kind="stable")[:, :k]
+
+
+def test_flat_is_exact(vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> None:
+    truth = _brute(vectors, queries, 10)
+    np.testing.assert_array_equal(exact_ids(vectors, queries, 10), truth)
+    flat = build_index(vectors, Index(kind="flat"))
+    assert ann_recall(flat, queries, truth, 10) == 1.0
+    np.testing.assert_allclose(flat.search(queries, 1)[0][:, 0], (queries @ vectors.T).max(1), rtol=1e-5)
+
+
+def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
+    vectors: NDArray[np.float32], queries: NDArray[np.float32]
+) -> None:
+    truth = _brute(vectors, queries, 10)
+    wide = ann_recall(build_index(vectors, Index(kind="hnsw")), queries, truth, 10)
+    narrow = Index(kind="hnsw", hnsw_m=2, ef_construction=8, ef_search=8)
+    assert wide > 0.98
+    assert ann_recall(build_index(vectors, narrow), queries, truth, 10) < wide - 0.1
+
+
+def test_recall_counts_the_share_of_the_true_top_k(vectors: NDArray[np.float32]) -> None:
+    flat = build_index(vectors, Index(kind="flat"))
+    truth = _brute(vectors, vectors[:2], 4)
+    truth[0, :3] = [2990, 2991, 2992]  # three of eight are no longer what the index returns
+    assert ann_recall(flat, vectors[:2], truth, 4) == 5 / 8
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_same_vectors_give_the_same_bytes(kind: str, vectors: NDArray[np.float32], tmp_path: Path) -> None:
+    settings = Index.model_validate({"kind": kind})
+    for name in "ab":
+        write_index(build_index(vectors, settings), tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_written_index_answers_the_same(
+    vectors: NDArray[np.float32], queries: NDArray[np.float32], tmp_path: Path
+) -> None:
+    index = build_index(vectors, Index(kind="hnsw", ef_search=77))
+    write_index(index, tmp_path / "i")
+    back = read_index(tmp_path / "i")
+    assert back.hnsw.efSearch == 77
+    np.testing.assert_array_equal(index.search(queries, 5)[1], back.search(queries, 5)[1])
+
+
+def test_building_leaves_the_thread_count_alone(vectors: NDArray[np.float32]) -> None:
+    import faiss
+
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        build_index(vectors[:50], Index(kind="hnsw"))
+        assert faiss.omp_get_max_threads() == 2
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def test_threads_follow_size_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert build_threads(SERIAL_UP_TO, Index()) == 1
+    assert build_threads(SERIAL_UP_TO + 1, Index()) == 16
+    assert build_threads(10**7, Index(build_threads=1)) == 1
+
+
+def test_truncated_or_foreign_file_is_refused(vectors: NDArray[np.float32], tmp_path: Path) -> None:
+    import faiss
+
+    limit = faiss.get_deserialization_vector_byte_limit()
+    path = tmp_path / "index.faiss"
+    write_index(build_index(vectors, Index(kind="hnsw")), path)
+    whole = path.read_bytes()
+    for broken in (whole[: len(whole) // 2], b"", b"not an index, but long enough to have a header" * 4):
+        path.write_bytes(broken)
+        with pytest.raises(ArtifactError, match=r"index\.faiss: not a readable index"):
+            read_index(path)
+    assert faiss.get_deserialization_vector_byte_limit() == limit
+
+
+def test_a_header_that_asks_for_more_memory_than_the_file_has_is_refused(
+    vectors: NDArray[np.float32], tmp_path: Path
+) -> None:
+    path = tmp_path / "index.faiss"
+    write_index(build_index(vectors, Index(kind="flat")), path)
+    data = bytearray(path.read_bytes())
+    size = (vectors.size).to_bytes(8, "little")
+    place = data.index(size)
+    data[place : place + 8] = (1 << 34).to_bytes(8, "little")  # 64 GiB of floats
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="limit"):
+        read_index(path)
+
+
+def test_missing_faiss_names_the_command(monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'ramen\[cpu\]'"):
+        build_index(vectors, Index())

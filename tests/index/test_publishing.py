@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramen.artifacts import Artifact, drafts, open_artifact
+from ramen.config import Encoder, Index
+from ramen.data.dataset import Problem
+from ramen.errors import ArtifactError, GateRefused, RamenError
+from ramen.index import publishing
+from ramen.index.publishing import gate, promote, requirements
+from ramen.index.query import answer
+from ramen.index.registry import load_version, resolve_version
+from ramen.index.retriever import INDEX_FILE, Retriever
+from ramen.index.stage import publish_index
+from ramen.tracking import NullTracker, Tracker
+
+Publish = Callable[..., tuple[Artifact, dict[str, float]]]
+
+
+@pytest.fixture
+def publish(artifacts: dict[str, Artifact], tmp_path: Path) -> Publish:
+    """Run the stage into `artifacts/retriever` with index knobs given by keyword."""
+
+    def run(track: Tracker, **knobs: Any) -> tuple[Artifact, dict[str, float]]:
+        settings, place = Index(**knobs), tmp_path / "artifacts" / "retriever"
+        with drafts({"retriever": place}, sections={}, inputs=artifacts, work=tmp_path / "work") as made:
+            metrics = publish_index(**artifacts, **made, encoder=Encoder(), index=settings, track=track)
+        return open_artifact(place, "retriever"), metrics
+
+    return run
+
+
+@pytest.fixture
+def client(store: Path) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{store}")
+
+
+def _receipt(retriever: Artifact) -> dict[str, Any]:
+    return json.loads((retriever.path / "receipt.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_published_version_answers_like_exact_retrieval(
+    publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_problem: Problem
+) -> None:
+    retriever, metrics = publish(track)
+    text = tiny_problem.test.texts[4]
+    hits = answer(text, k=4, version="1")
+
+    local = Retriever.load(artifacts["model"].path, retriever.path)
+    assert hits == answer(text, k=4) == local.query([text], 4)[0]
+    assert metrics["ann_recall_at_10"] == 1.0 and metrics["version"] == 1 and metrics["promoted"] == 1
+    assert metrics["index_bytes"] == (retriever.path / INDEX_FILE).stat().st_size
+    assert track.logged["query_ms"] > 0
+
+    version = client.get_model_version_by_alias("ramen", "champion")
+    assert int(version.version) == 1 and version.run_id == track.run_id and version.status == "READY"
+    expected = {
+        "ann_recall": "1.0",
+        "dataset": artifacts["dataset"].digest,
+        "model": artifacts["model"].digest,
+        "index": "hnsw",
+        "psp_at_5": "30.0",
+        "smoke": "passed",
+    }
+    assert expected.items() <= version.tags.items() and "tail/p_at_1" not in version.tags
+    receipt = _receipt(retriever)
+    assert receipt["registered"] == {"name": "ramen", "version": 1, "alias": "champion", "refused": None}
+    assert (receipt["labels"], receipt["dimension"], receipt["m"]) == (30, 32, 32)
+
+
+def test_logged_model_serves_from_its_own_files_without_pickle(publish: Publish, track: Any, tmp_path: Path) -> None:
+    publish(track)
+    script = """
+import json, sys, mlflow
+model = mlflow.pyfunc.load_model("models:/ramen@champion")
+import ramen
+answers = model.predict(["pepper soup", "rook"], params={"k": 2})
+print(json.dumps({"code": ramen.__file__, "answers": [dict(answer) for answer in answers],
+                  "params": model.metadata.get_params_schema().to_dict(), "default": len(model.predict(["x"])[0].ids)}))
+"""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert Path(seen["code"]).is_relative_to(tmp_path), "the model must bring its own code"
+    local = load_version("ramen", "champion").query(["pepper soup", "rook"], 2)
+    assert [row["ids"] for row in seen["answers"]] == [[hit.uid for hit in hits] for hits in local]
+    assert [row["texts"] for row in seen["answers"]] == [[hit.text for hit in hits] for hits in local]
+    assert all(set(row) == {"ids", "texts", "scores"} and len(row["scores"]) == 2 for row in seen["answers"])
+    assert seen["params"][0]["name"] == "k" and seen["default"] == 10
+    assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_alias_stays_when_the_new_version_does_not_answer(
+    publish: Publish, track: Any, client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    publish(track)
+    original = publishing._create_version
+
+    def damage(client: Any, name: str, model_id: str, *rest: Any) -> int:
+        (file,) = tmp_path.glob(f"files/**/{model_id}/**/{INDEX_FILE}")
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        return original(client, name, model_id, *rest)
+
+    monkeypatch.setattr(publishing, "_create_version", damage)
+    with pytest.raises(RamenError, match="ramen version 2 does not answer .*damaged.*alias 'champion' stays"):
+        publish(track)
+    assert resolve_version("ramen", "champion") == 1
+    assert client.get_model_version("ramen", "2").tags["smoke"] == "failed"
+    with pytest.raises(ArtifactError, match=r"index\.faiss: differs from retriever\.json"):
+        load_version("ramen", "2")
+    with pytest.raises(RamenError, match="version 2 never answered"):
+        promote("ramen", "champion", "2")
+
+
+def test_worse_version_is_registered_but_the_alias_stays_until_it_is_moved_by_hand(
+    publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact]
+) -> None:
+    publish(track)
+    metrics_file = artifacts["evaluation"].path / "metrics.json"
+    metrics_file.write_text(json.dumps({"psp_at_5": 29.0}))
+    retriever, metrics = publish(track)
+    assert (metrics["version"], metrics["promoted"]) == (2, 0)
+    assert "psp_at_5 29.00 is worse than the 30.00" in _receipt(retriever)["registered"]["refused"]
+    assert resolve_version("ramen", "champion") == 1
+
+    with pytest.raises(GateRefused, match="psp_at_5 29.00 is worse"):
+        promote("ramen", "champion", "2", Index())
+    assert promote("ramen", "champion", "2") == 1
+    assert resolve_version("ramen", "champion") == 2
+    assert promote("ramen", "champion", "1", Index()) == 2
+    assert resolve_version("ramen", "champion") == 1
+
+
+@pytest.mark.parametrize(
+    ("candidate", "champion", "knobs", "refused"),
+    [
+        ({}, None, {}, ""),
+        ({}, {"dataset": "d", "psp_at_5": "30.0"}, {}, ""),
+        ({}, {"dataset": "d", "psp_at_5": "30.1"}, {}, "30.00 is worse than the 30.10"),
+        ({}, {"dataset": "d", "psp_at_5": "30.1"}, {"gate_tolerance": 0.2}, ""),
+        ({}, {"dataset": "another", "psp_at_5": "99"}, {}, ""),
+        ({}, {"dataset": "d", "psp_at_5": "99"}, {"gate_metric": ""}, ""),
+        ({"ann_recall": "0.89"}, None, {}, "below index.min_recall = 0.9"),
+        ({"psp_at_5": "nan"}, {"dataset": "d", "psp_at_5": "1"}, {}, "nan is worse"),
+        ({}, {"dataset": "d", "p_at_1": "50"}, {"gate_metric": "p_at_1"}, "has no p_at_1"),
+    ],
+)
+def test_gate(candidate: dict[str, str], champion: dict[str, str] | None, knobs: dict[str, Any], refused: str) -> None:
+    tags = {"dataset": "d", "ann_recall": "0.99", "psp_at_5": "30.0"} | candidate
+    reason = gate(tags, champion, Index(**knobs))
+    assert refused in reason and bool(refused) == bool(reason)
+
+
+def test_recall_below_the_gate_keeps_the_alias_away(publish: Publish, track: Any) -> None:
+    _, metrics = publish(track, hnsw_m=2, ef_construction=8, ef_search=8, min_recall=1.0, recall_k=20)
+    assert metrics["ann_recall_at_20"] < 1.0 and metrics["promoted"] == 0
+    with pytest.raises(RamenError, match="no alias 'champion'; it has: none"):
+        load_version("ramen", "champion")
+
+
+def test_untracked_publishing_is_refused_unless_nothing_is_to_be_registered(publish: Publish, tmp_path: Path) -> None:
+    with pytest.raises(RamenError, match=r"tracking is off.*index\.model"):
+        publish(NullTracker())
+    assert not (tmp_path / "artifacts" / "retriever").exists()
+    retriever, metrics = publish(NullTracker(), model="")
+    assert _receipt(retriever)["registered"] is None and "version" not in metrics
+    assert retriever.counts["labels"] == 30
+
+
+def test_unregistered_retriever_has_the_same_digest_every_time(publish: Publish) -> None:
+    first, _ = publish(NullTracker(), model="")
+    second, _ = publish(NullTracker(), model="")
+    assert first.digest == second.digest
+
+
+def test_what_is_not_there_is_named_with_what_is(
+    publish: Publish, track: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    with pytest.raises(RamenError, match="no registered model 'ramen' in sqlite.*none yet"):
+        load_version("ramen", "champion")
+    publish(track)
+    with pytest.raises(RamenError, match="no registered model 'ramne'.*there are: ramen"):
+        load_version("ramne", "champion")
+    with pytest.raises(RamenError, match="no version 7; it has: 1"):
+        load_version("ramen", "7")
+    with pytest.raises(RamenError, match=r"no alias 'staging'; it has: champion \(version 1\)"):
+        load_version("ramen", "staging")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/elsewhere.db")
+    with pytest.raises(RamenError, match=r"no tracking database at sqlite.*elsewhere\.db"):
+        load_version("ramen", "champion")
+    assert not (tmp_path / "elsewhere.db").exists()
+
+
+def test_requirements_are_pinned_releases() -> None:
+    pins = dict(line.split("==") for line in requirements())
+    assert {"mlflow", "torch", "transformers", "numpy", "pyarrow", "pydantic"} <= set(pins)
+    assert any(name.startswith("faiss-") for name in pins)
+    assert not any("+" in version for version in pins.values())
+
+
+def test_publishing_leaves_the_import_path_alone(publish: Publish, track: Any) -> None:
+    before = list(sys.path)
+    publish(track)
+    assert sys.path == before
