@@ -1,0 +1,70 @@
+"""Sources of data: a table of names, and what every source module offers.
+
+A source module has a function `read(settings) -> Problem`, and may have `fetch_if_missing(settings) -> bool`. Modules
+are imported only when they are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from ramen import config, errors
+from ramen.artifacts import sha256
+
+if TYPE_CHECKING:
+    from ramen.data.dataset import Problem
+
+SOURCES = {"debian": "ramen.data.sources.debian", "xc": "ramen.data.sources.xc"}
+"""Value of `data.source` -> module."""
+
+
+class Source(Protocol):
+    """What a source module offers."""
+
+    def read(self, settings: config.Data) -> Problem:
+        """Read the raw data. Raises DataError with one problem per defect."""
+
+
+def read(settings: config.Data) -> Problem:
+    """Read the problem from the source that `settings` names. Raises DataError."""
+    return cast(Source, importlib.import_module(SOURCES[settings.source])).read(settings)
+
+
+def fetch_if_missing(settings: config.Data) -> bool:
+    """Get the raw data of a source that can do so, if they are not there; true if something was fetched.
+
+    Raises:
+        DataError: the machine cannot provide them.
+    """
+    fetch = getattr(importlib.import_module(SOURCES[settings.source]), "fetch_if_missing", None)
+    return bool(fetch(settings)) if fetch else False
+
+
+def fingerprint(settings: config.Data) -> str:
+    """Hex sha256 that changes when the raw data change, for cache keys.
+
+    A file is hashed whole; of a folder, the sorted (path, size, modification time) of its files.
+
+    Raises:
+        DataError: `settings.path` does not exist.
+    """
+    path = Path(settings.path)
+    if path.is_file():
+        return sha256(path)
+    if not path.is_dir():
+        raise errors.DataError(missing(settings))
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            facts = file.stat()
+            digest.update(f"{file.relative_to(path).as_posix()}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def missing(settings: config.Data) -> errors.Problem:
+    """The problem of a `data.path` that does not exist."""
+    mend = "run `ramen fetch`" if settings.source == "debian" else "set data.path to the folder of the data set"
+    return errors.Problem(settings.path, "no such file or folder", mend)

@@ -1,0 +1,71 @@
+"""Reading lines of raw files so that every defect is reported with file and line."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from ramen.errors import DataError
+from ramen.errors import Problem as Defect
+
+MAX_DEFECTS = 20
+"""Reading stops when this many defects were found."""
+
+
+class Defects:
+    """Collects defects, and stops the reading when there are many."""
+
+    def __init__(self) -> None:
+        self.found: list[Defect] = []
+
+    def add(
+        self, file: Path, expected: str, mend: str = "", *, line: int | None = None, field: str | None = None
+    ) -> None:
+        """Record one defect. Raises DataError when `MAX_DEFECTS` are together."""
+        self.found.append(Defect(str(file), expected, mend, line, field))
+        if len(self.found) >= MAX_DEFECTS:
+            self.raise_if_any()
+
+    def raise_if_any(self) -> None:
+        """Raise DataError if a defect was recorded."""
+        if self.found:
+            raise DataError(*self.found)
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    """Open a plain, `.gz` or `.xz` file for reading bytes."""
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    if path.suffix == ".xz":
+        return cast(IO[bytes], lzma.open(path, "rb"))
+    return path.open("rb")
+
+
+def numbered_lines(path: Path, defects: Defects) -> Iterator[tuple[int, bytes]]:
+    """Yield (one-based number, line without its end); only a line feed ends a line.
+
+    A compressed file that is cut short or damaged becomes a defect, and the iteration ends there.
+    """
+    number = 0
+    try:
+        with open_binary(path) as stream:
+            for number, line in enumerate(stream, 1):
+                yield number, line.rstrip(b"\r\n")
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        defects.add(path, f"cannot be unpacked after this line ({error})", "copy or download it again", line=number)
+
+
+def decoded_lines(path: Path, encoding: str, defects: Defects) -> Iterator[tuple[int, str]]:
+    """Yield (one-based number, text); a line that is not in `encoding` becomes a defect and an empty text."""
+    for number, line in numbered_lines(path, defects):
+        try:
+            yield number, line.decode(encoding)
+        except UnicodeDecodeError as error:
+            mend = "set data.encoding=latin-1" if encoding.lower().replace("-", "") == "utf8" else "set data.encoding"
+            expected = f"expected {encoding}, found byte 0x{line[error.start]:02x} at column {error.start + 1}"
+            defects.add(path, expected, mend, line=number)
+            yield number, ""

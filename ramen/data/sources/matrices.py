@@ -1,0 +1,135 @@
+"""Reading sparse matrices and pair lists of the Extreme Classification Repository, line by line and strictly."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from ramen.data.sources.lines import Defects, numbered_lines
+
+_NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_ROW = re.compile(rb"[ \t]*(?:\d+:%b(?:[ \t]+\d+:%b)*)?[ \t]*" % (_NUMBER, _NUMBER))
+_HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")
+_PAIR = re.compile(rb"\s*(\d+)[\s,]+(\d+)\s*")
+_CHUNK = 65_536
+"""Rows parsed at a time."""
+
+
+def read_matrix(path: Path, defects: Defects) -> sp.csr_matrix:
+    """Read a `.npz`, `.txt` or `.txt.gz` matrix as binary CSR (float32 ones, int32 columns, sorted, unique).
+
+    Explicit zeros are dropped, other values become 1. An empty line is an empty row. What is broken goes to
+    `defects`; the matrix is then not to be used.
+    """
+    return _read_npz(path, defects) if path.suffix == ".npz" else _read_text(path, defects)
+
+
+def read_pairs(path: Path, shape: tuple[int, int], defects: Defects) -> sp.csr_matrix:
+    """Read a filter file, `row column` per line; empty files, empty lines and repeated pairs are fine."""
+    rows, columns = [], []
+    for number, line in numbered_lines(path, defects):
+        if not line.strip():
+            continue
+        match = _PAIR.fullmatch(line)
+        if match is None:
+            defects.add(path, f"expected `row column`, found {_show(line)}", line=number)
+            continue
+        row, column = int(match[1]), int(match[2])
+        if row >= shape[0] or column >= shape[1]:
+            expected = f"expected a row below {shape[0]} and a column below {shape[1]}, found {row} {column}"
+            defects.add(path, expected, "indices count from zero", line=number)
+            continue
+        rows.append(row)
+        columns.append(column)
+    return binary(sp.csr_matrix((np.ones(len(rows), np.float32), (rows, columns)), shape=shape))
+
+
+def binary(matrix: sp.spmatrix) -> sp.csr_matrix:
+    """The same pattern with float32 ones: sorted columns, no duplicates, no explicit zeros."""
+    matrix = sp.csr_matrix(matrix, dtype=np.float32)
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    matrix.data[:] = 1
+    return matrix
+
+
+def _read_npz(path: Path, defects: Defects) -> sp.csr_matrix:
+    try:
+        matrix = sp.csr_matrix(sp.load_npz(path))
+        matrix.check_format(full_check=True)
+    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, TypeError, NotImplementedError) as error:
+        defects.add(path, f"expected a scipy sparse matrix, found a damaged or other file ({error})")
+        return sp.csr_matrix((0, 0), dtype=np.float32)
+    lengths = np.diff(matrix.indptr)
+    rows = np.repeat(np.arange(matrix.shape[0]), lengths)
+    matrix.sort_indices()
+    repeated = (np.diff(matrix.indices) == 0) & (np.diff(rows) == 0)
+    for edge in islice(np.flatnonzero(repeated), 3):
+        defects.add(path, f"column {matrix.indices[edge]} twice in a row", line=int(rows[edge]) + 1)
+    return binary(matrix)
+
+
+def _read_text(path: Path, defects: Defects) -> sp.csr_matrix:
+    lines = numbered_lines(path, defects)
+    _, header = next(lines, (0, b""))
+    match = _HEADER.fullmatch(header)
+    if match is None:
+        defects.add(path, f"expected a header `rows columns`, found {_show(header)}", line=1)
+        return sp.csr_matrix((0, 0), dtype=np.float32)
+    shape = int(match[1]), int(match[2])
+    counts, columns, values = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
+    read = 0
+    while chunk := [line for _, line in islice(lines, _CHUNK)]:
+        of_rows, found, stored = _parse(path, chunk, 2 + read, shape[1], defects)
+        counts.append(of_rows)
+        columns.append(found)
+        values.append(stored)
+        read += len(chunk)
+    if read != shape[0] and not defects.found:
+        mend = "an empty row needs its own (empty) line" if read < shape[0] else ""
+        defects.add(path, f"header says {shape[0]} rows, found {read}", mend, line=1)
+    if defects.found:
+        return sp.csr_matrix(shape, dtype=np.float32)
+    indptr = np.concatenate(counts).cumsum()
+    return binary(sp.csr_matrix((np.concatenate(values), np.concatenate(columns), indptr), shape=shape))
+
+
+def _parse(
+    path: Path, chunk: list[bytes], first: int, columns: int, defects: Defects
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Entries per row, columns and values of some rows, of which the first stands on line `first`."""
+    for offset, line in enumerate(chunk):
+        if _ROW.fullmatch(line) is None:
+            defects.add(path, f"expected `column:value` pairs, found {_culprit(line)}", line=first + offset)
+            chunk[offset] = b""
+    counts = np.fromiter((line.count(b":") for line in chunk), np.int64, len(chunk))
+    text = b" ".join(chunk).replace(b":", b" ").decode().strip()
+    numbers = np.fromstring(text, sep=" ") if text else np.zeros(0)  # numpy reads a blank string as [-1.]
+    assert len(numbers) == 2 * counts.sum()
+    found = numbers[::2].astype(np.int64)
+    row = np.repeat(np.arange(len(chunk)), counts)
+    for entry in islice(np.flatnonzero(found >= columns), 20):
+        expected = f"expected columns below {columns} (the header's), found {found[entry]}"
+        defects.add(path, expected, "columns count from zero", line=first + int(row[entry]))
+    disordered = (np.diff(found) <= 0) & (np.diff(row) == 0)
+    for entry in islice(np.flatnonzero(disordered), 20):
+        left, right = found[entry], found[entry + 1]
+        expected = f"column {left} twice" if left == right else f"column {right} after column {left}"
+        defects.add(path, expected, "columns of a row must be sorted and unique", line=first + int(row[entry]))
+    return counts, found.astype(np.int32), numbers[1::2].astype(np.float32)
+
+
+def _culprit(line: bytes) -> str:
+    bad = (token for token in line.split() if _ROW.fullmatch(token) is None)
+    return _show(next(bad, line))
+
+
+def _show(line: bytes) -> str:
+    text = line[:40].decode("utf-8", "replace")
+    return repr(text + ("..." if len(line) > 40 else ""))

@@ -1,0 +1,264 @@
+"""Source `xc`: a folder in the layout of the Extreme Classification Repository, with OAK/MOGIC graph files.
+
+What is looked for, the first that is there (each `.txt` also as `.txt.gz`, each `.json` also as `.json.gz`):
+
+- texts: `trn.json`, `raw_data/train.raw.txt`, `raw/trn_X.txt`; `tst`/`test` and `lbl`/`label` (`raw/Y.txt`) likewise;
+- labels of documents: `trn_X_Y.npz`, `trn_X_Y.txt`, `Y.trn.npz`, else `target_ind` of `trn.json`; `tst` likewise;
+- filters: `filter_labels_train.txt`, `trn_filter_labels.txt` (Renee), else none; `test`/`tst` likewise;
+- anchor set S: `S_trn_X_Y.*` and `S_lbl_X_Y.*`, for oracles `S_tst_X_Y.*`; texts `raw_data/S.raw.txt` or `S.raw.txt`.
+  `S_renee_*` are a linker's predictions, not links, and are left alone.
+
+Raw texts are `identifier->text` (split at the first arrow) when most lines hold an arrow. Without identifiers, uids
+are made from file kind and row (`train:0`). A document or label with an empty text gets the text `[EMPTY]`, so that
+pooling has a token; the validation counts these and warns. Anchors with an empty text are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from ramen import config
+from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
+from ramen.data.sources import missing
+from ramen.data.sources.lines import Defects, decoded_lines
+from ramen.data.sources.matrices import binary, read_matrix, read_pairs
+from ramen.data.subset import choose, restrict, select_anchors
+from ramen.errors import DataError
+
+_TEXTS = {
+    "train": ("trn.json", "raw_data/train.raw.txt", "raw/trn_X.txt"),
+    "test": ("tst.json", "raw_data/test.raw.txt", "raw/tst_X.txt"),
+    "label": ("lbl.json", "raw_data/label.raw.txt", "raw/Y.txt"),
+}
+_MATRICES = {
+    "train": ("trn_X_Y.npz", "trn_X_Y.txt", "Y.trn.npz"),
+    "test": ("tst_X_Y.npz", "tst_X_Y.txt", "Y.tst.npz"),
+}
+_FILTERS = {
+    "train": ("filter_labels_train.txt", "trn_filter_labels.txt"),
+    "test": ("filter_labels_test.txt", "tst_filter_labels.txt"),
+}
+_GRAPH = re.compile(r"(?P<set>[A-Za-z0-9_-]+?)_(?:trn|lbl|tst)_X_Y\.(?:npz|txt|txt\.gz)")
+
+
+@dataclass
+class _Rows:
+    """What one text file holds: `targets` (labels per row, all labels; 8-byte ints) only for documents in JSON."""
+
+    file: Path
+    texts: Texts
+    targets: tuple[array[int], array[int]] | None = None
+
+
+def read(settings: config.Data) -> Problem:
+    """Read the folder `settings.path`.
+
+    Raises:
+        DataError: one problem per defect, at most `lines.MAX_DEFECTS`.
+    """
+    folder = Path(settings.path)
+    if not folder.is_dir():
+        raise DataError(missing(settings))
+    defects = Defects()
+    rows = {kind: _read_texts(folder, kind, settings, defects) for kind in _TEXTS}
+    defects.raise_if_any()  # counts below are only comparable when every line was read
+    train, test, labels = rows["train"], rows["test"], rows["label"]
+    y = {kind: _read_labels(folder, kind, rows[kind], len(labels.texts), defects) for kind in _MATRICES}
+    defects.raise_if_any()
+    filters = {kind: _read_filter(folder, kind, y[kind].shape, defects) for kind in _FILTERS}
+    counts = {"trn": len(train.texts), "lbl": len(labels.texts), "tst": len(test.texts)}
+    anchor_sets = {name: _read_anchors(folder, name, counts, settings, defects) for name in anchor_set_names(folder)}
+    defects.raise_if_any()
+    problem = Problem(
+        _without_empty(train.texts),
+        _without_empty(test.texts),
+        _without_empty(labels.texts),
+        y["train"],
+        y["test"],
+        filters["train"],
+        filters["test"],
+        anchor_sets,
+    )
+    return _subset(problem, settings)
+
+
+def anchor_set_names(folder: Path) -> list[str]:
+    """Names of the anchor sets that have graph files in a folder, in alphabetical order."""
+    matches = (_GRAPH.fullmatch(file.name) for file in folder.iterdir())
+    return sorted({match["set"] for match in matches if match and not match["set"].endswith("_renee")})
+
+
+def _subset(problem: Problem, settings: config.Data) -> Problem:
+    if not settings.max_documents:
+        return problem
+    groups = [f"train {uid}" for uid in problem.train.uids] + [f"test {uid}" for uid in problem.test.uids]
+    keep = choose(groups, settings.max_documents, seed=settings.seed)
+    return restrict(problem, keep[: len(problem.train)], keep[len(problem.train) :])
+
+
+def _without_empty(texts: Texts) -> Texts:
+    return Texts(texts.uids, [text or PLACEHOLDER for text in texts.texts])
+
+
+def _find(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first of the named files that exists, as it is or gzipped."""
+    candidates = (folder / (name + end) for name in names for end in ("", ".gz"))
+    return next((file for file in candidates if file.is_file()), None)
+
+
+# --- texts ---------------------------------------------------------------------------------------------------
+
+
+def _read_texts(folder: Path, kind: str, settings: config.Data, defects: Defects) -> _Rows:
+    file = _find(folder, _TEXTS[kind])
+    if file is None:
+        defects.add(folder, f"no file with the {kind} texts", f"expected one of {', '.join(_TEXTS[kind])} (or .gz)")
+        return _Rows(folder, Texts([], []))
+    if ".json" in file.suffixes:
+        return _read_json(file, kind, settings, defects)
+    return _Rows(file, _read_raw(file, kind, settings.encoding, defects))
+
+
+def _read_raw(file: Path, kind: str, encoding: str, defects: Defects) -> Texts:
+    lines = [line for _, line in decoded_lines(file, encoding, defects)]
+    arrows = sum("->" in line for line in lines)
+    if 2 * arrows <= len(lines):
+        return Texts([f"{kind}:{i}" for i in range(len(lines))], [line.strip() for line in lines])
+    uids, texts = [], []
+    for number, line in enumerate(lines, 1):
+        uid, arrow, text = line.partition("->")
+        if not arrow:
+            defects.add(file, "expected `identifier->text`, as on the other lines, found no arrow", line=number)
+        uids.append(uid.strip())
+        texts.append(text.strip())
+    _check_unique(file, uids, defects)
+    return Texts(uids, texts)
+
+
+def _read_json(file: Path, kind: str, settings: config.Data, defects: Defects) -> _Rows:
+    folder = Path(settings.path).absolute().name
+    title_only = settings.text == "title" or (settings.text == "auto" and "Titles" in folder)
+    fields = ("title",) if title_only else ("title", "content")
+    uids: list[str] = []
+    texts: list[str] = []
+    counts, flat = array("q"), array("q")
+    for number, line in decoded_lines(file, settings.encoding, defects):
+        item = _parse_json(file, line, number, defects)
+        uids.append(str(item.get("uid", f"{kind}:{number - 1}")))
+        texts.append(" ".join(part for name in fields if (part := str(item.get(name) or "").strip())))
+        if kind != "label":
+            row = _targets(file, item, number, defects)
+            counts.append(len(row))
+            flat.extend(row)
+    _check_unique(file, uids, defects)
+    return _Rows(file, Texts(uids, texts), None if kind == "label" else (counts, flat))
+
+
+def _parse_json(file: Path, line: str, number: int, defects: Defects) -> dict[str, Any]:
+    try:
+        item = json.loads(line)
+    except ValueError as error:
+        defects.add(file, f"not a JSON object ({error})", line=number)
+        return {"uid": f"line {number}"}
+    if not isinstance(item, dict) or not isinstance(item.get("title"), str):
+        defects.add(file, "expected a JSON object with a text `title`", line=number, field="title")
+        return {"uid": f"line {number}"}
+    return item
+
+
+def _targets(file: Path, item: dict[str, Any], number: int, defects: Defects) -> list[int]:
+    """Label indices of a document whose `target_rel` is not zero, sorted."""
+    found = item.get("target_ind", [])
+    weights = item.get("target_rel") or [1.0] * len(found if isinstance(found, list) else [])
+    if not isinstance(found, list) or not all(type(label) is int for label in found) or len(weights) != len(found):
+        expected = "expected a list of integers, and as many `target_rel`"
+        defects.add(file, expected, line=number, field="target_ind")
+        return []
+    if len(set(found)) != len(found):
+        defects.add(file, "a label twice in a row", line=number, field="target_ind")
+    return sorted({label for label, weight in zip(found, weights, strict=True) if weight})
+
+
+def _check_unique(file: Path, uids: list[str], defects: Defects) -> None:
+    seen: dict[str, int] = {}
+    for number, uid in enumerate(uids, 1):
+        if not uid:
+            defects.add(file, "expected an identifier, found none", line=number, field="uid")
+        elif (first := seen.setdefault(uid, number)) != number:
+            expected = f"{uid!r} is already on line {first}"
+            defects.add(file, expected, "identifiers must differ", line=number, field="uid")
+
+
+# --- matrices ------------------------------------------------------------------------------------------------
+
+
+def _read_labels(folder: Path, kind: str, rows: _Rows, labels: int, defects: Defects) -> sp.csr_matrix:
+    shape = len(rows.texts), labels
+    file = _find(folder, _MATRICES[kind])
+    if file is not None:
+        return _of_shape(file, read_matrix(file, defects), shape, rows.file, "label", defects)
+    if rows.targets is None:
+        defects.add(folder, f"no file with the {kind} labels", f"expected one of {', '.join(_MATRICES[kind])} (or .gz)")
+        return sp.csr_matrix(shape, dtype=np.float32)
+    counts, flat = (np.frombuffer(part, np.int64) for part in rows.targets)
+    row = np.repeat(np.arange(len(counts)), counts)
+    for entry in np.flatnonzero((flat < 0) | (flat >= labels)):
+        expected = f"expected labels 0 to {labels - 1} (lines of the label file), found {flat[entry]}"
+        defects.add(rows.file, expected, line=int(row[entry]) + 1, field="target_ind")
+    if defects.found:
+        return sp.csr_matrix(shape, dtype=np.float32)
+    indptr = np.concatenate([[0], counts.cumsum()])
+    return binary(sp.csr_matrix((np.ones(len(flat), np.float32), flat, indptr), shape=shape))
+
+
+def _of_shape(
+    file: Path, matrix: sp.csr_matrix, shape: tuple[int, int], rows_file: Path, columns: str, defects: Defects
+) -> sp.csr_matrix:
+    """The matrix, or a defect if its shape does not fit the texts."""
+    if matrix.shape != shape and not any(defect.file == str(file) for defect in defects.found):
+        expected = (
+            f"expected {shape[0]} rows (texts of {rows_file.name}) and {shape[1]} columns ({columns} texts), "
+            f"found {matrix.shape[0]} and {matrix.shape[1]}"
+        )
+        defects.add(file, expected, "row i of every file must be the same item")
+    return matrix
+
+
+def _read_filter(folder: Path, kind: str, shape: tuple[int, int], defects: Defects) -> sp.csr_matrix:
+    file = _find(folder, _FILTERS[kind])
+    return sp.csr_matrix(shape, dtype=np.float32) if file is None else read_pairs(file, shape, defects)
+
+
+def _read_anchors(
+    folder: Path, name: str, counts: dict[str, int], settings: config.Data, defects: Defects
+) -> AnchorSet:
+    texts_file = _find(folder, (f"raw_data/{name}.raw.txt", f"{name}.raw.txt"))
+    texts = Texts([], [])
+    if texts_file is None:
+        expected = f"anchor set {name} has no texts"
+        defects.add(folder, expected, f"expected raw_data/{name}.raw.txt or {name}.raw.txt (or .gz)")
+    else:
+        texts = _read_raw(texts_file, name, settings.encoding, defects)
+    edges: dict[str, sp.csr_matrix | None] = {}
+    for part, rows in counts.items():
+        file = _find(folder, (f"{name}_{part}_X_Y.npz", f"{name}_{part}_X_Y.txt"))
+        edges[part] = None if file is None else read_matrix(file, defects)
+        if file is not None and texts_file is not None:
+            source = Path({"trn": "train", "lbl": "label", "tst": "test"}[part])
+            _of_shape(file, edges[part], (rows, len(texts)), source, name, defects)
+        elif file is None and part != "tst":
+            mend = "a set needs train and label edges; write an empty matrix if there are none"
+            defects.add(folder, f"anchor set {name} has no {name}_{part}_X_Y.txt (or .npz)", mend)
+            edges[part] = sp.csr_matrix((rows, len(texts)), dtype=np.float32)
+    anchors = AnchorSet(texts, edges["trn"], edges["lbl"], edges["tst"])
+    keep = np.array([bool(text) for text in texts.texts], bool)
+    return anchors if defects.found or keep.all() else select_anchors(anchors, keep)

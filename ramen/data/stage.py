@@ -1,0 +1,41 @@
+"""Stage `ingest`: read a source, validate the problem, write the dataset."""
+
+from __future__ import annotations
+
+import logging
+
+from ramen import config
+from ramen.artifacts import Draft
+from ramen.data import sources
+from ramen.data.statistics import counts, headline
+from ramen.data.validation import validate
+from ramen.errors import DataError
+from ramen.tracking import Tracker
+
+log = logging.getLogger(__name__)
+
+
+def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, float]:
+    """Read `data.source`, validate, and write texts, matrices and the validation report.
+
+    The report is `validation/index.html` inside the dataset; the tracker gets it too, also when the data are broken.
+
+    Returns:
+        Flat counts; see `statistics.headline`.
+
+    Raises:
+        DataError: the raw data are missing or broken; one line per defect.
+    """
+    problem = sources.read(data)
+    track.dataset("raw", sources.fingerprint(data), data.path)
+    folder = dataset.path / "validation"
+    report = validate(problem, folder)
+    track.artifact(folder, "validation")
+    track.tags({"validation": "failed" if report.critical else "warnings" if report.warnings else "passed"})
+    if report.critical:
+        raise DataError(*report.critical)
+    for warning in report.warnings:
+        log.warning("%s", warning)
+    problem.write(dataset.path)
+    dataset.counts.update(counts(problem))
+    return headline(problem)

@@ -1,0 +1,259 @@
+"""Package metadata: parsing, snapshot, split, filters, anchor sets."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ramen import config
+from ramen.data.dataset import Problem
+from ramen.data.sources import debian, fingerprint
+from ramen.data.sources.lines import Defects
+from ramen.data.sources.packages import Package, fetch, parse_packages, read_packages, relations, tags, version_key
+from ramen.errors import DataError
+
+PACKAGES = """\
+Package: zeta
+Source: zed (1.2)
+Version: 1.2+b1
+Architecture: amd64
+Depends: libc6 (>= 2.34), alpha:any | beta (= 1), python3:any (>= 3.9~) [amd64] <!nocheck>,
+ virtual-thing
+Pre-Depends: dpkg (>= 1.15.6~)
+Suggests: beta, nowhere, zeta
+Recommends: alpha | gamma (<< 2:3)
+Description: last of the letters
+ A long text with Depends: beta on a line of its own.
+ .
+ More.
+Tag: devel::lang:perl, implemented-in::{c,c++}, role::program,
+ special::not-yet-tagged, uitoolkit::TODO
+
+Package: alpha
+Version: 1:0.9
+Description: old
+
+Package: alpha
+Version: 1:0.10~rc1
+Description: first of the letters
+Suggests: zeta
+
+Package: beta
+Version: 1
+Description:
+
+Package: libc6
+Version: 2.36
+Description: C library
+"""
+
+
+def package(name: str, source: str | None = None, **values: list[str]) -> Package:
+    lists = {key: values.get(key, []) for key in ("depends", "recommends", "suggests", "tags")}
+    return Package(name, source or name, f"the {name} tool", **lists)
+
+
+def archive(*packages: Package) -> dict[str, Package]:
+    return {item.name: item for item in sorted(packages, key=lambda item: item.name)}
+
+
+def rows(problem: Problem, part: str, kind: str = "y") -> dict[str, set[str]]:
+    """Document -> labels, by name."""
+    matrix, texts = getattr(problem, f"{kind}_{part}"), getattr(problem, part)
+    return {
+        uid: {problem.labels.uids[column] for column in matrix.indices[matrix.indptr[i] : matrix.indptr[i + 1]]}
+        for i, uid in enumerate(texts.uids)
+    }
+
+
+def sibling_archive(count: int = 60) -> dict[str, Package]:
+    """`count` sources with three siblings each that all suggest packages of other sources."""
+    return archive(
+        *(
+            package(f"s{i}{end}", f"s{i}", suggests=[f"s{(i * 7 + 1) % count}", f"s{(i + 13) % count}-doc"],
+                    depends=[f"s{(i + 2) % count}"], tags=[f"role::r{i % 3}"])
+            for i in range(count)
+            for end in ("", "-doc", "-dev")
+        )
+    )  # fmt: skip
+
+
+def test_packages_text() -> None:
+    defects = Defects()
+    found = {p.name: p for p in parse_packages(enumerate(PACKAGES.split("\n"), 1), Path("Packages"), defects)}
+    assert not defects.found
+    assert list(found) == ["alpha", "beta", "libc6", "zeta"], "sorted by name, one each"
+    assert found["alpha"].text == "alpha: first of the letters", "1:0.10~rc1 is newer than 1:0.9"
+    assert found["beta"].text == "beta"
+    zeta = found["zeta"]
+    assert zeta.source == "zed" and zeta.description == "last of the letters"
+    assert zeta.depends == ["alpha", "beta", "dpkg", "libc6", "python3", "virtual-thing"]
+    assert zeta.recommends == ["alpha", "gamma"] and zeta.suggests == ["beta", "nowhere", "zeta"]
+    assert "implemented-in::c" in zeta.tags and "implemented-in::c++" in zeta.tags
+
+
+def test_relations_and_tags() -> None:
+    assert relations("a|b,c(>=1)", "", "b:amd64 [linux-any]") == ["a", "b", "c"]
+    assert tags("a::{b,c}, d::e,\n f::g:h") == ["a::b", "a::c", "d::e", "f::g:h"]
+    assert debian.tag_text("implemented-in::python") == "implemented-in: python"
+    assert debian.tag_text("devel::lang:perl") == "devel: lang perl"
+
+
+ORDERED = "1.0~beta1 1.0~rc1 1.0 1.0-0.1 1.0-1~bpo1 1.0-1 1.0-1+b1 1.0a 1.0+git 1.9 1.10 1:0.1".split()
+
+
+def test_versions_sort_as_dpkg_sorts_them() -> None:
+    assert sorted(ORDERED[::-1], key=version_key) == ORDERED
+    if shutil.which("dpkg"):
+        for left, right in pairwise(ORDERED):
+            subprocess.run(["dpkg", "--compare-versions", left, "lt", right], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Package: a\nnonsense\n", ":2: expected `Field: value`, found 'nonsense'"),
+        (" continued\n", ":1: a continuation line without a field before it"),
+        ("Version: 1\n", ":1: expected a field `Package` in this paragraph"),
+    ],
+)
+def test_broken_packages_text(tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "Packages"
+    file.write_text(text)
+    with pytest.raises(DataError) as error:
+        read_packages(file)
+    assert str(error.value) == f"{file}{expected}"
+
+
+def test_fetch_is_deterministic_and_reads_back(tmp_path: Path) -> None:
+    plain, packed, tight = tmp_path / "Packages", tmp_path / "Packages.gz", tmp_path / "x_Packages.xz"
+    plain.write_text(PACKAGES)
+    packed.write_bytes(gzip.compress(PACKAGES.encode()))
+    tight.write_bytes(lzma.compress(PACKAGES.encode()))
+    snapshots = []
+    for i, source in enumerate((plain, packed, tight)):
+        path = tmp_path / str(i) / f"debian{i}.jsonl.gz"
+        assert fetch(path, source) == 4
+        snapshots.append(path.read_bytes())
+        assert read_packages(path) == read_packages(source)
+    assert snapshots[0] == snapshots[1] == snapshots[2]
+    assert not list(tmp_path.rglob(".*")), "nothing is left beside the snapshot"
+    settings = config.Data(path=str(tmp_path / "0" / "debian0.jsonl.gz"))
+    assert debian.fetch_if_missing(settings) is False
+    assert len(fingerprint(settings)) == 64
+
+
+def test_a_failed_fetch_leaves_the_old_snapshot(tmp_path: Path) -> None:
+    path, broken = tmp_path / "debian.jsonl.gz", tmp_path / "Packages"
+    path.write_bytes(b"old")
+    broken.write_text("nonsense\n")
+    for source in (broken, tmp_path / "absent"):
+        with pytest.raises(DataError):
+            fetch(path, source)
+    assert path.read_bytes() == b"old"
+
+
+def test_a_missing_or_damaged_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "debian.jsonl.gz"
+    settings = config.Data(path=str(path))
+    for action in (debian.read, fingerprint):
+        with pytest.raises(DataError) as error:
+            action(settings)
+        assert str(error.value) == f"{path}: no such file or folder; run `ramen fetch`"
+    path.write_bytes(gzip.compress(b'{"name": "a"}\n'))
+    with pytest.raises(DataError) as error:
+        debian.read(settings)
+    assert str(error.value) == (
+        f"{path}:1: not a package in JSON (KeyError: 'source'); remove the file and run `ramen fetch`"
+    )
+
+
+def test_documents_labels_and_anchor_sets() -> None:
+    items = parse_packages(enumerate(PACKAGES.split("\n"), 1), Path("Packages"), Defects())
+    problem = debian.build({item.name: item for item in items}, config.Data(test_fraction=1e-9))
+    assert rows(problem, "train") == {"alpha": {"zeta"}, "zeta": {"alpha", "beta"}}, "no self pair, no absent package"
+    assert problem.labels.uids == ["alpha", "beta", "zeta"]
+    assert rows(problem, "train", "filter") == {"alpha": {"alpha"}, "zeta": {"zeta"}}
+    assert problem.train.texts == ["alpha: first of the letters", "zeta: last of the letters"]
+    sets = problem.anchor_sets
+    assert sets["depends"].texts.uids == ["alpha", "beta", "libc6"], "packages outside the archive are no anchors"
+    assert sets["depends"].train.toarray().tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert sets["rdepends"].texts.uids == ["zeta"]
+    assert sets["rdepends"].labels.toarray().tolist() == [[1], [1], [0]]
+    assert sets["debtags"].texts.texts == [
+        "devel: lang perl", "implemented-in: c", "implemented-in: c++", "role: program",
+    ]  # fmt: skip
+
+
+def test_siblings_never_straddle_the_split() -> None:
+    packages = sibling_archive()
+    for seed in range(5):
+        problem = debian.build(packages, config.Data(seed=seed, test_fraction=0.3))
+        train = {packages[uid].source for uid in problem.train.uids}
+        test = {packages[uid].source for uid in problem.test.uids}
+        assert train and test and not train & test
+        assert len(train | test) == 60 and 5 < len(test) < 35
+
+
+def test_the_split_of_a_source_does_not_depend_on_the_others() -> None:
+    packages = sibling_archive()
+    settings = config.Data(test_fraction=0.3)
+    whole = set(debian.build(packages, settings).test.uids)
+    half = debian.build(packages, config.Data(test_fraction=0.3, max_documents=90))
+    assert set(half.test.uids) <= whole and not set(half.train.uids) & whole
+    assert len(half.train) + len(half.test) == 90
+    assert {packages[uid].source for uid in (*half.train.uids, *half.test.uids)} < {p.source for p in packages.values()}
+
+
+def test_a_subset_has_only_labels_and_anchors_in_use() -> None:
+    problem = debian.build(sibling_archive(), config.Data(max_documents=30))
+    assert (problem.y_train.sum(1) > 0).all() and (problem.y_test.sum(1) > 0).all()
+    assert ((problem.y_train.sum(0) + problem.y_test.sum(0)) > 0).all()
+    for anchors in problem.anchor_sets.values():
+        assert anchors.test is not None
+        assert ((anchors.train.sum(0) + anchors.labels.sum(0)) > 0).all()
+
+
+def test_reciprocal_pairs_are_filtered_for_test_documents_only() -> None:
+    """Train document B has label A; for test document A the label B is given away by the reversed edge."""
+    packages = sibling_archive(40)
+    problem = debian.build(packages, config.Data(test_fraction=0.4))
+    train, filters = rows(problem, "train"), rows(problem, "test", "filter")
+    labels = set(problem.labels.uids)
+    expected = {a: ({a} | {b for b, found in train.items() if a in found}) & labels for a in problem.test.uids}
+    assert filters == expected
+    assert any(found - {uid} for uid, found in filters.items())
+    assert rows(problem, "train", "filter") == {uid: {uid} & labels for uid in problem.train.uids}
+
+
+def test_suggestions_never_become_edges() -> None:
+    packages = sibling_archive()
+    problem = debian.build(packages, config.Data())
+    for kind, name in (("depends", "train"), ("rdepends", "train"), ("depends", "labels"), ("rdepends", "labels")):
+        anchors = problem.anchor_sets[kind]
+        edges, texts = getattr(anchors, name), getattr(problem, name)
+        for row, column in zip(*edges.nonzero(), strict=True):
+            ends = texts.uids[row], anchors.texts.uids[column]
+            left, right = ends if kind == "depends" else reversed(ends)
+            assert right in packages[left].depends
+
+
+def test_an_archive_without_suggestions_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "Packages"
+    file.write_text("Package: a\nDescription: x\n")
+    with pytest.raises(DataError, match="found 0 training and 0 test documents among 1 packages"):
+        debian.read(config.Data(path=str(file)))
+
+
+def test_same_seed_same_problem_other_seed_other_split() -> None:
+    packages = sibling_archive()
+    one, two, other = (debian.build(packages, config.Data(seed=seed)) for seed in (1, 1, 2))
+    assert one.test == two.test and np.array_equal(one.y_train.indices, two.y_train.indices)
+    assert one.test != other.test

@@ -1,0 +1,210 @@
+"""The stage: what it writes, what it refuses, and that the same data give the same artifact."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ramen.artifacts import open_artifact
+from ramen.config import Data
+from ramen.data import sources, stage, validation
+from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
+from ramen.errors import DataError
+from ramen.stages import run_stage
+from ramen.tracking import NullTracker
+
+
+class Recorder(NullTracker):
+    """Remembers what a stage reports."""
+
+    def __init__(self) -> None:
+        self.seen_tags: dict[str, str] = {}
+        self.files: set[str] = set()
+        self.datasets: list[tuple[str, str, str]] = []
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self.seen_tags.update(values)
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        self.files |= {f"{folder}/{file.relative_to(path).as_posix()}" for file in path.rglob("*") if file.is_file()}
+
+    def dataset(self, name: str, digest: str, source: str) -> None:
+        self.datasets.append((name, digest, source))
+
+
+@pytest.fixture(autouse=True)
+def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMEN_WORK", str(tmp_path / "work"))
+
+
+def ingest(folder: Path, out: Path, track: NullTracker | None = None, **values: Any) -> dict[str, float]:
+    data = {"source": "xc", "path": str(folder), **values}
+    return run_stage("ingest", sections={"data": data}, outputs={"dataset": out}, track=track)
+
+
+def test_the_dataset_holds_the_problem_and_its_report(
+    tiny_problem: Problem, xc_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    track = Recorder()
+    metrics = ingest(xc_folder, tmp_path / "dataset", track)
+    artifact = open_artifact(tmp_path / "dataset", "dataset")
+    found = Problem.read(artifact.path)
+    assert found.train == tiny_problem.train and found.labels == tiny_problem.labels
+    assert (found.y_test != tiny_problem.y_test).nnz == 0
+    assert (artifact.path / "anchors" / "links" / "test.npz").is_file()
+    assert found.anchor_sets["links"].test is None, "the ground truth of anchors is not read along"
+    assert metrics["documents"] == 60 and metrics["labels"] == 30
+    assert metrics["labels_per_document"] == pytest.approx(tiny_problem.y_train.nnz / 60)
+    assert metrics["edges/links/train"] == tiny_problem.anchor_sets["links"].train.nnz
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz_/") for name in metrics)
+    assert artifact.counts["anchor_sets"]["category"]["anchors"] == 6
+    page = (artifact.path / "validation" / "index.html").read_text()
+    assert "relations" in page and "fa-check-circle" in page and "fa-times" not in page
+    facts = json.loads((artifact.path / "validation" / "statistics.json").read_text())
+    assert facts["labels"]["without_training_documents"] == int((tiny_problem.y_train.sum(0) == 0).sum())
+    assert {"validation/index.html", "validation/statistics.json"} <= track.files
+    assert track.seen_tags == {"validation": "passed"}
+    settings = Data(source="xc", path=str(xc_folder))
+    assert ("raw", sources.fingerprint(settings), str(xc_folder)) in track.datasets
+    streams = capfd.readouterr()
+    assert streams.out == "" and streams.err == "", "Great Expectations keeps quiet"
+
+
+def test_the_same_data_give_the_same_digest(xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingest(xc_folder, tmp_path / "one")
+    monkeypatch.setenv("TZ", "Pacific/Honolulu")
+    ingest(xc_folder, tmp_path / "two")
+    one, two = (open_artifact(tmp_path / name, "dataset") for name in ("one", "two"))
+    assert one.manifest["files"] == two.manifest["files"]
+    assert one.digest == two.digest
+
+
+def test_nothing_is_written_when_the_raw_data_are_broken(xc_folder: Path, tmp_path: Path) -> None:
+    (xc_folder / "trn_X_Y.txt").write_text("60 30\n")
+    out = tmp_path / "out" / "dataset"
+    with pytest.raises(DataError, match=r"trn_X_Y\.txt:1: header says 60 rows, found 0"):
+        ingest(xc_folder, out)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_failed_validation_writes_nothing_but_tracks_the_report(xc_folder: Path, tmp_path: Path) -> None:
+    test = xc_folder / "raw_data" / "test.raw.txt"
+    test.write_text(test.read_text().replace("test-7->", "train-5->"))
+    out, track = tmp_path / "out" / "dataset", Recorder()
+    with pytest.raises(DataError) as error:
+        ingest(xc_folder, out, track)
+    assert str(error.value) == (
+        "texts/test.parquet: 1 test documents are training documents too (first: 'train-5'); "
+        "remove them from one of the two"
+    )
+    assert list(out.parent.iterdir()) == []
+    assert track.seen_tags == {"validation": "failed"} and "validation/index.html" in track.files
+
+
+def test_warnings_do_not_stop_the_stage(xc_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = xc_folder / "raw_data" / "test.raw.txt"
+    file.write_text(file.read_text().replace(next(line for line in file.read_text().split("\n")[3:4]), "test-3->"))
+    labels = (xc_folder / "trn_X_Y.txt").read_text().split("\n")
+    labels[8] = ""
+    (xc_folder / "trn_X_Y.txt").write_text("\n".join(labels))
+    track = Recorder()
+    with caplog.at_level(logging.WARNING, logger=stage.__name__):
+        ingest(xc_folder, tmp_path / "dataset", track)
+    assert [record.message for record in caplog.records] == [
+        f"texts/test.parquet:4: empty text, now {PLACEHOLDER}",
+        "labels/train.npz:8: 1 training documents have no label",
+    ]
+    assert track.seen_tags == {"validation": "warnings"}
+    assert open_artifact(tmp_path / "dataset", "dataset").counts["documents"] == 60
+    facts = json.loads((tmp_path / "dataset" / "validation" / "statistics.json").read_text())
+    assert facts["texts"]["texts/test"]["placeholders"] == 1
+
+
+def raw_csr(indices: list[int], indptr: list[int], shape: tuple[int, int], value: float = 1) -> sp.csr_matrix:
+    """A CSR matrix that scipy has not checked."""
+    matrix = sp.csr_matrix(shape, dtype=np.float32)
+    matrix.indices, matrix.indptr = np.array(indices, np.int32), np.array(indptr, np.int32)
+    matrix.data = np.full(len(indices), value, np.float32)
+    return matrix
+
+
+def with_links(problem: Problem, **changes: Any) -> Problem:
+    anchors: dict[str, AnchorSet] = dict(problem.anchor_sets)
+    anchors["links"] = replace(anchors["links"], **changes)
+    return replace(problem, anchor_sets=anchors)
+
+
+def change(texts: Texts, row: int, *, uid: str | None = None, text: str | None = None) -> Texts:
+    uids, found = list(texts.uids), list(texts.texts)
+    uids[row] = uids[row] if uid is None else uid
+    found[row] = found[row] if text is None else text
+    return Texts(uids, found)
+
+
+BROKEN: list[tuple[Callable[[Problem], Problem], list[str]]] = [
+    (lambda p: replace(p, labels=change(p.labels, 4, text=" \t")),
+     ["texts/labels.parquet:5: expected a text, found none; a placeholder would do"]),
+    (lambda p: replace(p, train=change(p.train, 2, uid="")),
+     ["texts/train.parquet:3: expected an identifier, found none"]),
+    (lambda p: replace(p, train=change(p.train, 2, uid="train-9")),
+     ["texts/train.parquet:3: identifier 'train-9' twice; identifiers of one file must differ",
+      "texts/train.parquet:10: identifier 'train-9' twice; identifiers of one file must differ"]),
+    (lambda p: replace(p, y_test=p.y_test[:-1]),
+     ["labels/test.npz: 19 rows for 20 texts; row i must be text i"]),
+    (lambda p: with_links(p, labels=sp.csr_matrix((30, 7), dtype=np.float32)),
+     ["anchors/links/labels.npz: 7 columns for 31 texts; see its texts"]),
+    (lambda p: replace(p, filter_test=raw_csr([30], [0, 0, *[1] * 19], (20, 30))),
+     ["filters/test.npz:2: 1 entries outside the 30 columns; check the indices"]),
+    (lambda p: with_links(p, train=raw_csr([3, 4, 3], [0, 0, 0, *[3] * 58], (60, 31))),
+     ["anchors/links/train.npz:3: 1 entries twice in a row; keep each column once"]),
+    (lambda p: replace(p, y_train=p.y_train * 2),
+     ["labels/train.npz:1: 110 values are not 1; matrices are binary"]),
+    (lambda p: replace(p, test=change(p.test, 3, uid="train-1")),
+     ["texts/test.parquet: 1 test documents are training documents too (first: 'train-1'); "
+      "remove them from one of the two"]),
+    (lambda p: replace(p, y_train=sp.csr_matrix((60, 30), dtype=np.float32)),
+     ["texts/test.parquet: no training document has a label"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "expected"), BROKEN)
+def test_each_critical_rule_catches_its_defect(
+    tiny_problem: Problem, tmp_path: Path, damage: Callable[[Problem], Problem], expected: list[str]
+) -> None:
+    report = validation.validate(damage(tiny_problem), tmp_path / "validation")
+    assert [str(defect) for defect in report.critical] == expected
+    page = (tmp_path / "validation" / "index.html").read_text()
+    assert "fa-times" in page, "the Data Docs show the failure"
+
+
+def test_copies_of_training_documents_are_a_warning(tiny_problem: Problem, tmp_path: Path) -> None:
+    row = 5
+    labels = tiny_problem.y_test.tolil()
+    labels[2] = tiny_problem.y_train[row].toarray()
+    copied = replace(
+        tiny_problem,
+        test=change(tiny_problem.test, 2, text=tiny_problem.train.texts[row]),
+        y_test=sp.csr_matrix(labels),
+    )
+    before = validation.validate(tiny_problem, tmp_path / "a")
+    after = validation.validate(copied, tmp_path / "b")
+    assert before.critical == after.critical == [] and before.warnings == []
+    assert "1 test documents have text and labels of a training document" in str(after.warnings[0])
+
+
+def test_the_data_docs_hold_no_texts(tiny_problem: Problem, tmp_path: Path) -> None:
+    secret = "a very private sentence"
+    validation.validate(replace(tiny_problem, train=change(tiny_problem.train, 1, text=secret)), tmp_path)
+    assert all(secret not in page.read_text() for page in tmp_path.rglob("*.html"))
+
+
+def test_the_source_table_is_that_of_the_configuration() -> None:
+    assert set(sources.SOURCES) == set(Data.model_fields["source"].annotation.__args__)  # type: ignore[union-attr]

@@ -1,0 +1,136 @@
+"""Matrix and filter files: what is accepted, and the exact line for what is not."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ramen.data.sources.lines import Defects
+from ramen.data.sources.matrices import read_matrix, read_pairs
+from ramen.errors import DataError
+
+
+def matrix_of(path: Path, text: str) -> tuple[sp.csr_matrix, list[str]]:
+    path.write_text(text)
+    defects = Defects()
+    return read_matrix(path, defects), [str(defect) for defect in defects.found]
+
+
+@pytest.mark.parametrize("name", ["m.txt", "m.txt.gz", "m.npz"])
+def test_round_trip_keeps_empty_first_and_last_rows(tmp_path: Path, name: str) -> None:
+    wanted = sp.csr_matrix(np.array([[0, 0, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32))
+    text = b"5 3\n\n0:1.0 2:1\n\n1:1e0\n\n"
+    path = tmp_path / name
+    if name == "m.npz":
+        sp.save_npz(path, wanted)
+    else:
+        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    defects = Defects()
+    found = read_matrix(path, defects)
+    assert not defects.found
+    assert found.shape == wanted.shape
+    assert np.array_equal(found.indptr, wanted.indptr) and np.array_equal(found.indices, wanted.indices)
+
+
+def test_a_large_matrix_reads_as_scipy_has_it(tmp_path: Path) -> None:
+    wanted = sp.random(70_000, 50, density=0.03, format="csr", rng=np.random.default_rng(0))
+    rows = (wanted.indices[wanted.indptr[i] : wanted.indptr[i + 1]] for i in range(wanted.shape[0]))
+    lines = [" ".join(f"{column}:0.5" for column in sorted(row)) for row in rows]
+    found, problems = matrix_of(tmp_path / "m.txt", "\n".join(["70000 50", *lines]) + "\n")
+    assert not problems
+    assert (found != (wanted != 0)).nnz == 0
+
+
+def test_values_become_one_and_zeros_vanish(tmp_path: Path) -> None:
+    found, problems = matrix_of(tmp_path / "m.txt", "2 3\n0:0.25 1:0 2:7\r\n \t1:3 \n")
+    assert not problems
+    assert found.toarray().tolist() == [[1, 0, 1], [0, 1, 0]]
+
+
+def test_only_empty_rows(tmp_path: Path) -> None:
+    found, problems = matrix_of(tmp_path / "m.txt", "2 3\n\n\n")
+    assert not problems and found.shape == (2, 3) and found.nnz == 0
+
+
+BROKEN = [
+    ("3 4\n0:1\n\n", ":1: header says 3 rows, found 2; an empty row needs its own (empty) line"),
+    ("1 4\n0:1\n1:1\n", ":1: header says 1 rows, found 2"),
+    ("1 4\n2:1 0:1\n", ":2: column 0 after column 2; columns of a row must be sorted and unique"),
+    ("2 4\n\n1:1 1:1\n", ":3: column 1 twice; columns of a row must be sorted and unique"),
+    ("1 4\n0:1 4:1\n", ":2: expected columns below 4 (the header's), found 4; columns count from zero"),
+    ("1 4\n0:1 x:1\n", ":2: expected `column:value` pairs, found 'x:1'"),
+    ("1 4\n0:1 1\n", ":2: expected `column:value` pairs, found '1'"),
+    ("1 4\n1:2:3\n", ":2: expected `column:value` pairs, found '1:2:3'"),
+    ("1 4\n0:nan\n", ":2: expected `column:value` pairs, found '0:nan'"),
+    ("1 4\n-1:1\n", ":2: expected `column:value` pairs, found '-1:1'"),
+    ("0:1 1:1\n", ":1: expected a header `rows columns`, found '0:1 1:1'"),
+    ("", ":1: expected a header `rows columns`, found ''"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), BROKEN)
+def test_a_broken_matrix_names_the_line(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "trn_X_Y.txt"
+    _, problems = matrix_of(path, text)
+    assert problems == [f"{path}{expected}"]
+
+
+def test_reading_stops_after_twenty_problems(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        matrix_of(tmp_path / "m.txt", "100 4\n" + "oops\n" * 100)
+    assert len(error.value.problems) == 20
+    assert error.value.problems[-1].line == 21
+
+
+def test_a_truncated_gzip_names_the_last_good_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.txt.gz"
+    packed = gzip.compress(b"".join(f"{i % 7}:{i}\n".encode() for i in range(20_000)))
+    path.write_bytes(packed[: len(packed) // 2])
+    defects = Defects()
+    read_matrix(path, defects)
+    path.write_bytes(b"no gzip at all")
+    read_matrix(path, defects)
+    assert any("cannot be unpacked after this line" in defect.expected for defect in defects.found)
+    assert {defect.file for defect in defects.found} == {str(path)}
+
+
+def test_a_damaged_npz_is_a_problem_and_never_unpickled(tmp_path: Path) -> None:
+    path, defects = tmp_path / "m.npz", Defects()
+    path.write_bytes(b"PK\x03\x04 nothing")
+    read_matrix(path, defects)
+    np.savez(path, format=np.array([object()], dtype=object))
+    read_matrix(path, defects)
+    assert len(defects.found) == 2
+
+
+def test_npz_with_a_repeated_column_is_refused(tmp_path: Path) -> None:
+    path, defects = tmp_path / "m.npz", Defects()
+    sp.save_npz(path, sp.csr_matrix((np.ones(3), np.array([0, 2, 2]), np.array([0, 1, 3])), shape=(2, 4)))
+    read_matrix(path, defects)
+    assert [str(defect) for defect in defects.found] == [f"{path}:2: column 2 twice in a row"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [("", []), ("1 2\n", [(1, 2)]), ("0 0\n\n0 0\n2\t3", [(0, 0), (2, 3)]), ("1,2\n", [(1, 2)])],
+)
+def test_filter_files_may_be_empty_or_one_row(tmp_path: Path, text: str, pairs: list[tuple[int, int]]) -> None:
+    path, defects = tmp_path / "filter_labels_test.txt", Defects()
+    path.write_text(text)
+    found = read_pairs(path, (3, 4), defects)
+    assert not defects.found and found.shape == (3, 4)
+    assert list(zip(*found.nonzero(), strict=True)) == pairs
+
+
+def test_broken_filter_lines(tmp_path: Path) -> None:
+    path, defects = tmp_path / "f.txt", Defects()
+    path.write_text("0 1\n3 0\n1\n")
+    read_pairs(path, (3, 4), defects)
+    assert [str(defect) for defect in defects.found] == [
+        f"{path}:2: expected a row below 3 and a column below 4, found 3 0; indices count from zero",
+        f"{path}:3: expected `row column`, found '1'",
+    ]

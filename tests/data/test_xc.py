@@ -1,0 +1,232 @@
+"""Folders in the layouts of the Extreme Classification Repository."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import scipy.sparse as sp
+
+from ramen import config
+from ramen.data.dataset import PLACEHOLDER, Problem
+from ramen.data.sources import fingerprint, xc
+from ramen.errors import DataError
+
+
+def settings(folder: Path, **values: object) -> config.Data:
+    return config.Data.model_validate({"source": "xc", "path": str(folder), **values})
+
+
+def same(left: sp.csr_matrix, right: sp.csr_matrix) -> bool:
+    return left.shape == right.shape and (left != right).nnz == 0
+
+
+def lines_of(error: pytest.ExceptionInfo[DataError]) -> list[str]:
+    return str(error.value).split("\n")
+
+
+def write_json(folder: Path, *, content: bool = True) -> Path:
+    """Two training documents, one test document, three labels, the last of which no document has."""
+    folder.mkdir()
+    documents = {
+        "trn.json": [("a", "Alpha", [2 - 2]), ("b", "Beta", [1, 0])],
+        "tst.json": [("c", "Gamma", [1])],
+        "lbl.json": [("x", "Ex", None), ("y", "Why", None), ("z", "Zed", None)],
+    }
+    for name, rows in documents.items():
+        lines = []
+        for uid, title, targets in rows:
+            item = {"uid": uid, "title": title, **({"content": f"all about {title}"} if content else {})}
+            if targets is not None:
+                item |= {"target_ind": targets, "target_rel": [0.5] * len(targets)}
+            lines.append(json.dumps(item) + "\n")
+        with gzip.open(folder / f"{name}.gz", "wt", encoding="utf-8") as stream:
+            stream.writelines(lines)
+    return folder
+
+
+def test_a_written_problem_reads_back(tiny_problem: Problem, xc_folder: Path) -> None:
+    found = xc.read(settings(xc_folder))
+    for name in ("train", "test", "labels"):
+        assert getattr(found, name) == getattr(tiny_problem, name)
+    for name in ("y_train", "y_test", "filter_train", "filter_test"):
+        assert same(getattr(found, name), getattr(tiny_problem, name)), name
+    assert list(found.anchor_sets) == ["category", "links"]
+    for name, anchors in tiny_problem.anchor_sets.items():
+        got = found.anchor_sets[name]
+        assert got.texts == anchors.texts
+        assert same(got.train, anchors.train) and same(got.labels, anchors.labels) and same(got.test, anchors.test)
+
+
+def test_json_layout_and_the_text_rule(tmp_path: Path) -> None:
+    folder = write_json(tmp_path / "LF-Things")
+    full = xc.read(settings(folder))
+    assert full.train.texts == ["Alpha all about Alpha", "Beta all about Beta"]
+    assert full.y_train.toarray().tolist() == [[1, 0, 0], [1, 1, 0]], "labels come from the lines of lbl.json"
+    assert full.filter_train.nnz == full.filter_test.nnz == 0
+    assert xc.read(settings(folder, text="title")).train.texts == ["Alpha", "Beta"]
+    titles = write_json(tmp_path / "LF-ThingsTitles-3")
+    assert xc.read(settings(titles)).test.texts == ["Gamma"]
+    assert xc.read(settings(titles, text="title+content")).test.texts == ["Gamma all about Gamma"]
+
+
+def test_dexml_layout_and_renee_filter_names(tiny_problem: Problem, tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for name, texts in (("trn_X", tiny_problem.train), ("tst_X", tiny_problem.test), ("Y", tiny_problem.labels)):
+        (tmp_path / "raw" / f"{name}.txt").write_text("\n".join(texts.texts) + "\n")
+    sp.save_npz(tmp_path / "Y.trn.npz", tiny_problem.y_train * 3)
+    sp.save_npz(tmp_path / "Y.tst.npz", tiny_problem.y_test)
+    (tmp_path / "tst_filter_labels.txt").write_text("2 3\n")
+    found = xc.read(settings(tmp_path))
+    assert found.train.uids[:2] == ["train:0", "train:1"] and found.train.texts == tiny_problem.train.texts
+    assert same(found.y_train, tiny_problem.y_train)
+    assert list(zip(*found.filter_test.nonzero(), strict=True)) == [(2, 3)]
+
+
+def test_non_latin_and_arrow_texts_round_trip(xc_folder: Path, tiny_problem: Problem) -> None:
+    file = xc_folder / "raw_data" / "label.raw.txt"
+    lines = file.read_text().split("\n")
+    lines[0], lines[1], lines[2] = "l0->ラーメン と 餃子", "l1->a -> b\tc", "l2->line\u2028separator"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    found = xc.read(settings(xc_folder)).labels
+    assert found.texts[:3] == ["ラーメン と 餃子", "a -> b\tc", "line\u2028separator"]
+    assert found.uids[:2] == ["l0", "l1"]
+
+
+def test_latin1_needs_the_knob(xc_folder: Path) -> None:
+    file = xc_folder / "raw_data" / "test.raw.txt"
+    data = file.read_bytes().split(b"\n")
+    data[1] = "test-1->caf\xe9".encode("latin-1")
+    file.write_bytes(b"\n".join(data))
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    assert lines_of(error)[0] == (f"{file}:2: expected utf-8, found byte 0xe9 at column 12; set data.encoding=latin-1")
+    assert xc.read(settings(xc_folder, encoding="latin-1")).test.texts[1] == "café"
+
+
+def test_empty_texts_get_a_placeholder_and_empty_anchors_go(xc_folder: Path, tiny_problem: Problem) -> None:
+    raw = xc_folder / "raw_data"
+    lines = (raw / "test.raw.txt").read_text().split("\n")
+    lines[4] = "test-4->"
+    (raw / "test.raw.txt").write_text("\n".join(lines))
+    anchors = tiny_problem.anchor_sets["category"].texts
+    (raw / "category.raw.txt.gz").unlink()
+    rows = [f"{uid}->{anchors.texts[i] if i != 2 else ''}" for i, uid in enumerate(anchors.uids)]
+    (raw / "category.raw.txt").write_text("\n".join(rows) + "\n")
+    found = xc.read(settings(xc_folder))
+    assert found.test.texts[4] == PLACEHOLDER
+    kept = found.anchor_sets["category"]
+    assert anchors.uids[2] not in kept.texts.uids and len(kept.texts) == len(anchors) - 1
+    columns = [0, 1, 3, 4, 5]
+    assert same(kept.labels, tiny_problem.anchor_sets["category"].labels[:, columns])
+
+
+def test_linker_predictions_and_features_are_left_alone(xc_folder: Path) -> None:
+    for name in ("category_renee_trn_X_Y.npz", "category_renee_lbl_X_Y.npz", "trn_X_Xf.txt", "lbl_X_Y.txt"):
+        (xc_folder / name).write_text("whatever")
+    assert xc.anchor_set_names(xc_folder) == ["category", "links"]
+    assert list(xc.read(settings(xc_folder)).anchor_sets) == ["category", "links"]
+
+
+def test_a_subset_is_smaller_consistent_and_repeatable(xc_folder: Path, tiny_problem: Problem) -> None:
+    one, two = (xc.read(settings(xc_folder, max_documents=30, seed=3)) for _ in range(2))
+    assert len(one.train) + len(one.test) == 30 and one.train == two.train
+    assert xc.read(settings(xc_folder, max_documents=30, seed=4)).train != one.train
+    whole = dict(zip(tiny_problem.train.uids, tiny_problem.y_train.toarray(), strict=True))
+    for uid, row in zip(one.train.uids, one.y_train.toarray(), strict=True):
+        had = {tiny_problem.labels.uids[i] for i in whole[uid].nonzero()[0]}
+        assert {one.labels.uids[i] for i in row.nonzero()[0]} == had
+    assert ((one.y_train.sum(0) + one.y_test.sum(0)) > 0).all(), "every label left has a document"
+    for anchors in one.anchor_sets.values():
+        assert ((anchors.train.sum(0) + anchors.labels.sum(0)) > 0).all()
+
+
+def replace_line(file: Path, number: int, line: str) -> None:
+    lines = file.read_text().split("\n")
+    lines[number - 1] = line
+    file.write_text("\n".join(lines))
+
+
+def drop_last(file: Path) -> None:
+    file.write_text("\n".join(file.read_text().split("\n")[:-2]) + "\n")
+
+
+BROKEN: list[tuple[Callable[[Path], object], str]] = [
+    (lambda f: replace_line(f / "raw_data/train.raw.txt", 5, "no arrow here"),
+     "{f}/raw_data/train.raw.txt:5: expected `identifier->text`, as on the other lines, found no arrow"),
+    (lambda f: replace_line(f / "raw_data/label.raw.txt", 9, "label-3->again"),
+     "{f}/raw_data/label.raw.txt:9 [uid]: 'label-3' is already on line 4; identifiers must differ"),
+    (lambda f: replace_line(f / "raw_data/label.raw.txt", 9, "->no name"),
+     "{f}/raw_data/label.raw.txt:9 [uid]: expected an identifier, found none"),
+    (lambda f: (f / "raw_data/test.raw.txt").unlink(),
+     "{f}: no file with the test texts; expected one of tst.json, raw_data/test.raw.txt, raw/tst_X.txt (or .gz)"),
+    (lambda f: (f / "tst_X_Y.txt").unlink(),
+     "{f}: no file with the test labels; expected one of tst_X_Y.npz, tst_X_Y.txt, Y.tst.npz (or .gz)"),
+    (lambda f: drop_last(f / "raw_data/train.raw.txt"),
+     "{f}/trn_X_Y.txt: expected 59 rows (texts of train.raw.txt) and 30 columns (label texts), found 60 and 30; "
+     "row i of every file must be the same item"),
+    (lambda f: drop_last(f / "raw_data/label.raw.txt"),
+     "{f}/trn_X_Y.txt: expected 60 rows (texts of train.raw.txt) and 29 columns (label texts), found 60 and 30; "
+     "row i of every file must be the same item"),
+    (lambda f: replace_line(f / "trn_X_Y.txt", 4, "31:1"),
+     "{f}/trn_X_Y.txt:4: expected columns below 30 (the header's), found 31; columns count from zero"),
+    (lambda f: replace_line(f / "links_lbl_X_Y.txt", 3, "4:1 2:1"),
+     "{f}/links_lbl_X_Y.txt:3: column 2 after column 4; columns of a row must be sorted and unique"),
+    (lambda f: (f / "links_lbl_X_Y.txt").unlink(),
+     "{f}: anchor set links has no links_lbl_X_Y.txt (or .npz); a set needs train and label edges; write an empty "
+     "matrix if there are none"),
+    (lambda f: (f / "raw_data/links.raw.txt.gz").unlink(),
+     "{f}: anchor set links has no texts; expected raw_data/links.raw.txt or links.raw.txt (or .gz)"),
+    (lambda f: (f / "filter_labels_test.txt").write_text("20 0\n"),
+     "{f}/filter_labels_test.txt:1: expected a row below 20 and a column below 30, found 20 0; indices count from "
+     "zero"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "expected"), BROKEN)
+def test_each_kind_of_damage_names_its_place(xc_folder: Path, damage: Callable[[Path], object], expected: str) -> None:
+    damage(xc_folder)
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    assert expected.format(f=xc_folder) in lines_of(error)
+    assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"uid": "b", "title": "B", "target_ind": [3]}',
+         ":2 [target_ind]: expected labels 0 to 2 (lines of the label file), found 3"),
+        ('{"uid": "b", "title": "B", "target_ind": [1, 1]}', ":2 [target_ind]: a label twice in a row"),
+        ('{"uid": "b", "title": "B", "target_ind": ["1"]}',
+         ":2 [target_ind]: expected a list of integers, and as many `target_rel`"),
+        ('{"uid": "b"}', ":2 [title]: expected a JSON object with a text `title`"),
+        ('{"uid": ', ":2: not a JSON object (Expecting value: line 1 column 9 (char 8))"),
+    ],
+)  # fmt: skip
+def test_broken_json_lines(tmp_path: Path, line: str, expected: str) -> None:
+    folder = write_json(tmp_path / "set")
+    (folder / "trn.json.gz").unlink()
+    (folder / "trn.json").write_text('{"uid": "a", "title": "A", "target_ind": [0]}\n' + line + "\n")
+    with pytest.raises(DataError) as error:
+        xc.read(settings(folder))
+    assert lines_of(error) == [f"{folder}/trn.json{expected}"]
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere: no such file or folder; set data\.path"):
+        xc.read(settings(tmp_path / "nowhere"))
+
+
+def test_fingerprint_follows_the_content_of_the_folder(xc_folder: Path) -> None:
+    before = fingerprint(settings(xc_folder))
+    assert before == fingerprint(settings(xc_folder))
+    file = xc_folder / "trn_X_Y.txt"
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    touched = fingerprint(settings(xc_folder))
+    (xc_folder / "new.txt").write_text("x")
+    assert len({before, touched, fingerprint(settings(xc_folder))}) == 3
