@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import tzlocal
 
 from ramen.artifacts import open_artifact
 from ramen.config import Data
@@ -80,8 +81,11 @@ def test_the_dataset_holds_the_problem_and_its_report(
 
 def test_the_same_data_give_the_same_digest(xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest(xc_folder, tmp_path / "one")
-    monkeypatch.setenv("TZ", "Pacific/Honolulu")
-    ingest(xc_folder, tmp_path / "two")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TZ", "Pacific/Honolulu")
+        tzlocal.reload_localzone()
+        ingest(xc_folder, tmp_path / "two")
+    tzlocal.reload_localzone()
     one, two = (open_artifact(tmp_path / name, "dataset") for name in ("one", "two"))
     assert one.manifest["files"] == two.manifest["files"]
     assert one.digest == two.digest
