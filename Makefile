@@ -1,0 +1,50 @@
+# `make` lists the targets. Everything is installed into .venv from constraints.txt.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+EXTRA ?= cpu
+PRESET ?= demo
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check sync ui clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+		{ echo "error: Python 3.11 is needed, $(PYTHON) is another; use 'make PYTHON=/path/to/python3.11'" >&2; exit 1; }
+	@echo "installing the pinned dependencies into $(VENV) (a few minutes, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt '$(TORCH)'
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRA),dev]'
+	@touch $@
+
+run: $(READY) ## the whole pipeline on the Debian data set, beside its base (PRESET=debian: all of it)
+	ramen run --preset $(PRESET)
+
+test: $(READY) ## the whole test suite
+	pytest
+
+check: $(READY) ## lint, format, types, import layers, generated files
+	ruff check
+	ruff format --check
+	mypy
+	lint-imports
+	ramen sync --check
+
+sync: $(READY) ## write the generated files again
+	ramen sync
+
+ui: $(READY) ## open the MLflow UI on the runs of this folder
+	mlflow ui --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}" --port "$${PORT:-5000}"
+
+clean: ## remove results and caches; data, DVC's cache and .venv stay
+	rm -rf artifacts metrics .ramen mlflow.db mlartifacts mlruns .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
