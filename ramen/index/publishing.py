@@ -69,6 +69,7 @@ def publish(
     """
     client = connect()
     with plain_errors(f"registering {settings.model!r}"), contained():
+        tags = _commit(client, run_id) | dict(tags)
         model_id = _log_model(client, retriever_dir, encoder_dir, run_id, sample)
         version = _create_version(client, settings.model, model_id, run_id, tags)
         try:
@@ -193,6 +194,12 @@ def _log_model(client: Any, retriever_dir: Path, encoder_dir: Path, run_id: str,
         input_example=(list(sample[:1]), {"k": DEFAULT_K}),
     )
     return str(logged.model_id)
+
+
+def _commit(client: Any, run_id: str) -> dict[str, str]:
+    """The git revision that the tracker put on the run, where there is one (an image has no checkout)."""
+    commit = client.get_run(run_id).data.tags.get("mlflow.source.git.commit")
+    return {"git": commit} if commit else {}
 
 
 def _create_version(client: Any, name: str, model_id: str, run_id: str, tags: Mapping[str, str]) -> int:

@@ -49,6 +49,8 @@ def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
     wide = ann_recall(build_index(vectors, Index(kind="hnsw")), queries, truth, 10)
     narrow = Index(kind="hnsw", hnsw_m=2, ef_construction=8, ef_search=8)
     assert wide > 0.98
+    scores = build_index(vectors, Index(kind="hnsw")).search(queries, 1)[0][:, 0]
+    np.testing.assert_allclose(scores, (queries @ vectors.T).max(1), rtol=1e-5)
     assert ann_recall(build_index(vectors, narrow), queries, truth, 10) < wide - 0.1
 
 

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramen.artifacts import Artifact, drafts, open_artifact
 from ramen.config import Encoder, Index
 from ramen.data.dataset import Problem
+from ramen.encoder.model import load_encoder
 from ramen.errors import ArtifactError, GateRefused, RamenError
 from ramen.index import publishing
 from ramen.index.publishing import gate, promote, requirements
@@ -52,12 +54,17 @@ def _receipt(retriever: Artifact) -> dict[str, Any]:
 def test_published_version_answers_like_exact_retrieval(
     publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_problem: Problem
 ) -> None:
+    client.set_tag(track.run_id, "mlflow.source.git.commit", "c0ffee")
     retriever, metrics = publish(track)
     text = tiny_problem.test.texts[4]
     hits = answer(text, k=4, version="1")
 
-    local = Retriever.load(artifacts["model"].path, retriever.path)
-    assert hits == answer(text, k=4) == local.query([text], 4)[0]
+    encoder = load_encoder(artifacts["model"].path, Encoder())
+    scores = (encoder.encode([text]) @ encoder.encode(tiny_problem.labels.texts).T)[0]
+    best = np.argsort(-scores)[:4]
+    assert [hit.uid for hit in hits] == [tiny_problem.labels.uids[i] for i in best]
+    assert [hit.score for hit in hits] == pytest.approx(scores[best], abs=1e-5)
+    assert hits == Retriever.load(artifacts["model"].path, retriever.path).query([text], 4)[0]
     assert metrics["ann_recall_at_10"] == 1.0 and metrics["version"] == 1 and metrics["promoted"] == 1
     assert metrics["index_bytes"] == (retriever.path / INDEX_FILE).stat().st_size
     assert track.logged["query_ms"] > 0
@@ -69,6 +76,7 @@ def test_published_version_answers_like_exact_retrieval(
         "dataset": artifacts["dataset"].digest,
         "model": artifacts["model"].digest,
         "index": "hnsw",
+        "git": "c0ffee",
         "psp_at_5": "30.0",
         "smoke": "passed",
     }
@@ -208,11 +216,15 @@ def test_what_is_not_there_is_named_with_what_is(
     assert not (tmp_path / "elsewhere.db").exists()
 
 
-def test_requirements_are_pinned_releases() -> None:
+def test_requirements_are_pinned_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = publishing.metadata.version
+    monkeypatch.setattr(
+        publishing.metadata, "version", lambda name: "2.13.0+cpu" if name == "torch" else installed(name)
+    )
     pins = dict(line.split("==") for line in requirements())
     assert {"mlflow", "torch", "transformers", "numpy", "pyarrow", "pydantic"} <= set(pins)
     assert any(name.startswith("faiss-") for name in pins)
-    assert not any("+" in version for version in pins.values())
+    assert pins["torch"] == "2.13.0"
 
 
 def test_publishing_leaves_the_import_path_alone(publish: Publish, track: Any) -> None:
