@@ -1,0 +1,49 @@
+"""Pruning of noisy edges with the encoder's own vectors (methods of RAMEN 4.5)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen.graph.metadata import Graph
+
+
+def edge_cosines(
+    graph: Graph, rows: NDArray[np.float32], anchors: NDArray[np.float32], chunk: int = 1 << 18
+) -> NDArray[np.float32]:
+    """Cosine of the two ends of every edge.
+
+    Args:
+        graph: E edges.
+        rows: float32 [rows, D], unit norm.
+        anchors: float32 [M, D], unit norm.
+        chunk: edges at a time (bounds memory).
+
+    Returns:
+        float32 [E].
+    """
+    row_of = graph.rows()
+    out = np.empty(graph.num_edges, np.float32)
+    for start in range(0, graph.num_edges, chunk):
+        part = slice(start, start + chunk)
+        out[part] = np.einsum("ed,ed->e", rows[row_of[part]], anchors[graph.indices[part]])
+    return out
+
+
+def prune(graph: Graph, cosines: NDArray[np.float32], threshold: float) -> Graph:
+    """Keep the edges whose cosine is strictly greater than `threshold`."""
+    return graph.select(cosines > np.float32(threshold))
+
+
+def jaccard(a: Graph, b: Graph) -> float:
+    """Edges in both over edges in either; 1 for two empty graphs."""
+    flat = [graph.rows().astype(np.int64) * graph.shape[1] + graph.indices for graph in (a, b)]
+    both = len(np.intersect1d(*flat, assume_unique=True))
+    either = len(flat[0]) + len(flat[1]) - both
+    return both / either if either else 1.0
+
+
+def lonely_rows(whole: Graph, part: Graph) -> float:
+    """Share of the rows with an edge in `whole` that have none left in `part`."""
+    had = np.diff(whole.indptr) > 0
+    return float((np.diff(part.indptr)[had] == 0).mean()) if had.any() else 0.0

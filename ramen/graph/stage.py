@@ -1,0 +1,37 @@
+"""Stage `build-graph`: clean the raw metadata graphs, walk them, write what is trained on."""
+
+from __future__ import annotations
+
+import sys
+
+from ramen.artifacts import Artifact, Draft
+from ramen.config import Walk
+from ramen.data.dataset import Problem
+from ramen.graph.build import build_set
+from ramen.graph.metadata import write_graphs
+from ramen.tracking import Tracker
+
+
+def build_graph(*, dataset: Artifact, graph: Draft, walk: Walk, track: Tracker) -> dict[str, float]:
+    """Build the graphs of every anchor set.
+
+    Returns:
+        Edges before, after cleaning and after walking as `<set>/<side>/<state>`, and what was removed.
+    """
+    problem = Problem.read(dataset.path)
+    graphs, metrics = {}, {}
+    for name, anchors in problem.anchor_sets.items():
+        built = build_set(
+            anchors, walk, documents=problem.train, labels=problem.labels, test=problem.test,
+            y_train=problem.y_train,
+        )  # fmt: skip
+        graphs[name] = built.graphs
+        graph.counts[name] = built.counts
+        metrics |= {f"{name}/{key}": float(value) for key, value in built.counts.items()}
+        print(f"build-graph {name} {_summary(built.counts)}", file=sys.stderr, flush=True)
+    write_graphs(graph.path, graphs)
+    return metrics
+
+
+def _summary(counts: dict[str, int]) -> str:
+    return " ".join(f"{key.replace('/', ' ')} {value}" for key, value in counts.items())

@@ -1,0 +1,194 @@
+"""Cleaning, the stage, the container, and pruning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ramen.artifacts import drafts, open_artifact
+from ramen.config import Walk
+from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.graph.build import build_set, union
+from ramen.graph.metadata import Graph, read_graphs
+from ramen.graph.pruning import edge_cosines, jaccard, lonely_rows, prune
+from ramen.stages import run_stage
+
+
+def graph_of(dense: object) -> Graph:
+    return union(sp.csr_matrix(np.asarray(dense, np.float32)), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
+
+
+def built(problem: Problem, name: str, settings: Walk) -> dict[str, Graph]:
+    return build_set(
+        problem.anchor_sets[name],
+        settings,
+        documents=problem.train,
+        labels=problem.labels,
+        test=problem.test,
+        y_train=problem.y_train,
+    ).graphs
+
+
+def numbered(prefix: str, count: int) -> Texts:
+    return Texts([f"{prefix}{i}" for i in range(count)], [f"{prefix} text {i}" for i in range(count)])
+
+
+@pytest.mark.parametrize("by", ["uid", "text"])
+def test_no_trace_of_a_test_document_is_left_even_two_hops_away(by: str) -> None:
+    """Documents 0 and 1 share only anchor 1, which is a test document; without it anchor 2 is out of reach of 0."""
+    anchors = numbered("a", 3)
+    test = Texts(["a1"], ["unlike"]) if by == "uid" else Texts(["unlike"], ["a text 1"])
+    edges = sp.csr_matrix(np.array([[1, 1, 0], [0, 1, 1]], np.float32))
+    problem = AnchorSet(anchors, edges, sp.csr_matrix((1, 3), dtype=np.float32))
+    result = build_set(
+        problem, Walk(), documents=numbered("d", 2), labels=numbered("l", 1), test=test, y_train=sp.csr_matrix((2, 1))
+    )
+    assert result.graphs["train"].csr().toarray().tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert result.counts["test_anchors"] == 1
+    open_walk = build_set(
+        problem,
+        Walk(),
+        documents=numbered("d", 2),
+        labels=numbered("l", 1),
+        test=numbered("t", 1),
+        y_train=sp.csr_matrix((2, 1)),
+    )
+    assert open_walk.graphs["train"].csr().toarray()[0, 2] == 1, "the walk does reach it otherwise"
+
+
+def test_a_row_is_never_its_own_anchor_not_even_by_the_walk() -> None:
+    anchors = numbered("d", 3)
+    edges = sp.csr_matrix(np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]], np.float32))
+    result = build_set(
+        AnchorSet(anchors, edges, sp.csr_matrix((1, 3), dtype=np.float32)),
+        Walk(),
+        documents=numbered("d", 3),
+        labels=numbered("l", 1),
+        test=numbered("t", 1),
+        y_train=sp.csr_matrix((3, 1)),
+    )
+    assert (result.graphs["train"].csr().toarray().diagonal() == 0).all()
+
+
+def test_walking_keeps_every_clean_edge_and_adds_a_bounded_number(tiny_problem: Problem) -> None:
+    for name in tiny_problem.anchor_sets:
+        clean, walked = (built(tiny_problem, name, Walk(hops=hops, max_new=3)) for hops in (0, 400))
+        for side in ("train", "labels"):
+            before, after = clean[side].csr(), walked[side].csr()
+            assert (after - before).min() >= 0
+            np.testing.assert_array_equal(walked[side].select(walked[side].original).indices, clean[side].indices)
+            assert ((after - before).sum(1) <= 3).all()
+            assert (walked[side].weight > 0).all() and (walked[side].weight[walked[side].original] == 1).all()
+    assert built(tiny_problem, "links", Walk(max_new=3))["train"].num_edges > clean["train"].num_edges
+
+
+def test_hubs_can_be_removed_altogether(tiny_problem: Problem) -> None:
+    cap = 8
+    graphs = built(tiny_problem, "category", Walk(hops=0, hub_cap=cap))
+    raw = tiny_problem.anchor_sets["category"]
+    degree = np.asarray(raw.train.sum(0) + raw.labels.sum(0)).ravel()
+    assert (degree > cap).any()
+    left = set(graphs["train"].indices) | set(graphs["labels"].indices)
+    assert left == set(np.flatnonzero(degree <= cap))
+
+
+def test_strict_mode_drops_direct_answers() -> None:
+    anchors, labels = numbered("l", 3), numbered("l", 3)
+    edges = sp.csr_matrix(np.array([[1, 1, 0], [0, 0, 1]], np.float32))
+    y = sp.csr_matrix(np.array([[1, 0, 0], [1, 1, 0]], np.float32))
+    for strict, expected in ((False, [[1, 1, 0], [0, 0, 1]]), (True, [[0, 1, 0], [0, 0, 1]])):
+        result = build_set(
+            AnchorSet(anchors, edges, sp.csr_matrix((3, 3), dtype=np.float32)),
+            Walk(hops=0, drop_label_anchors=strict),
+            documents=numbered("d", 2),
+            labels=labels,
+            test=numbered("t", 1),
+            y_train=y,
+        )
+        assert result.graphs["train"].csr().toarray().tolist() == expected
+
+
+def dataset_of(problem: Problem, place: Path) -> Path:
+    with drafts({"dataset": place}, sections={}, inputs={}, work=place.parent / "work") as made:
+        problem.write(made["dataset"].path)
+    return place
+
+
+def test_the_stage_writes_the_same_artifact_on_any_number_of_threads(tiny_problem: Problem, tmp_path: Path) -> None:
+    dataset = dataset_of(tiny_problem, tmp_path / "dataset")
+    digests = []
+    for threads in (1, 2):
+        run_stage(
+            "build-graph",
+            sections={"walk": {"threads": threads}},
+            inputs={"dataset": dataset},
+            outputs={"graph": tmp_path / f"graph{threads}"},
+        )
+        digests.append(open_artifact(tmp_path / f"graph{threads}", "graph").manifest["files"])
+    assert digests[0] == digests[1]
+    graphs = read_graphs(tmp_path / "graph1")
+    assert set(graphs) == {"category", "links"}
+    leaked = len(tiny_problem.labels)  # the anchor of `links` that is test document 0
+    assert all(leaked not in graph.indices for graph in graphs["links"].values())
+
+
+def test_the_stage_never_opens_the_test_edges(tiny_problem: Problem, tmp_path: Path) -> None:
+    dataset = dataset_of(
+        replace(tiny_problem, anchor_sets={n: replace(a, test=None) for n, a in tiny_problem.anchor_sets.items()}),
+        tmp_path / "dataset",
+    )
+    assert run_stage("build-graph", sections={}, inputs={"dataset": dataset}, outputs={"graph": tmp_path / "g"})
+
+
+@pytest.mark.parametrize("empty", ["first", "middle", "last", "none", "all"])
+def test_select_equals_scipys_masking(empty: str) -> None:
+    rng = np.random.default_rng(0)
+    dense = (rng.random((6, 5)) < 0.6).astype(np.float32)
+    dense[{"first": [0], "middle": [2, 3], "last": [5], "none": [], "all": range(6)}[empty]] = 0
+    graph = graph_of(dense)
+    keep = rng.random(graph.num_edges) < 0.5
+    expected = dense.copy()
+    expected[tuple(coordinates[~keep] for coordinates in np.nonzero(dense))] = 0
+    part = graph.select(keep)
+    np.testing.assert_array_equal(part.csr().toarray(), expected)
+    assert part.num_edges == keep.sum() and len(part.weight) == len(part.original) == part.num_edges
+    assert graph_of(np.zeros((0, 4))).select(np.zeros(0, bool)).shape == (0, 4)
+
+
+def test_graphs_survive_a_round_trip(tmp_path: Path) -> None:
+    graph = graph_of([[0, 1, 1], [0, 0, 0], [1, 0, 0]])
+    graph.write(tmp_path / "g.npz")
+    again = Graph.read(tmp_path / "g.npz")
+    for field in ("indptr", "indices", "weight", "original", "shape"):
+        np.testing.assert_array_equal(getattr(graph, field), getattr(again, field))
+
+
+def test_pruning_keeps_what_is_strictly_above_the_threshold() -> None:
+    graph = graph_of([[1, 1, 1, 1]])
+    kept = prune(graph, np.array([0.0, -0.01, 1e-6, 0.5], np.float32), 0.0)
+    assert kept.indices.tolist() == [2, 3]
+    assert prune(graph, np.array([0.2, 0.21, 0.19, 0.2], np.float32), 0.2).indices.tolist() == [1]
+
+
+def test_edge_cosines_equal_sklearns_in_any_chunk() -> None:
+    from sklearn.metrics.pairwise import cosine_similarity
+
+    rng = np.random.default_rng(0)
+    rows, anchors = (rng.normal(size=(n, 8)).astype(np.float32) for n in (6, 9))
+    rows, anchors = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (rows, anchors))
+    dense = rng.random((6, 9)) < 0.4
+    graph = graph_of(dense)
+    for chunk in (1, 7, 1000):
+        np.testing.assert_allclose(
+            edge_cosines(graph, rows, anchors, chunk), cosine_similarity(rows, anchors)[dense], atol=1e-6
+        )
+
+
+def test_jaccard_and_lonely_rows() -> None:
+    a, b = graph_of([[1, 1, 0], [0, 0, 1]]), graph_of([[1, 0, 0], [0, 0, 0]])
+    assert jaccard(a, b) == pytest.approx(1 / 3) and jaccard(a, a) == 1
+    assert lonely_rows(a, b) == 0.5 and jaccard(graph_of([[0]]), graph_of([[0]])) == 1
