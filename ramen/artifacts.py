@@ -47,7 +47,7 @@ class Artifact:
     @property
     def digest(self) -> str:
         """sha256 of the manifest, hence of the whole content."""
-        return hashlib.sha256(_dump(self.manifest).encode()).hexdigest()
+        return sha256(self.path / MANIFEST)
 
     @property
     def counts(self) -> Mapping[str, Any]:
@@ -152,11 +152,7 @@ def _write_manifest(draft: Draft, name: str, sections: Mapping[str, Any], inputs
         "inputs": {key: value.digest for key, value in inputs.items()},
         "files": files,
     }
-    write_text(draft.path / MANIFEST, _dump(manifest))
-
-
-def _dump(manifest: Mapping[str, Any]) -> str:
-    return json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    write_json(draft.path / MANIFEST, manifest)
 
 
 def _replace(source: Path, target: Path) -> None:
@@ -187,6 +183,11 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, keys sorted, so that equal content gives equal bytes."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def sha256(path: Path) -> str:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ramen.artifacts import write_json
 from ramen.config import Encoder as Settings
 from ramen.encoder.tokens import TokenStore
 from ramen.errors import ArtifactError, RamenError
@@ -145,11 +146,11 @@ class SentenceEncoder(nn.Module):
             "pooling_mode_cls_token": self.pooling == "cls",
             "pooling_mode_mean_tokens": self.pooling == "mean",
         }
-        _write_json(folder / "modules.json", modules)
-        _write_json(folder / "1_Pooling" / "config.json", pooling)
-        _write_json(folder / "2_Normalize" / "config.json", {})
-        _write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine", "prompts": {}})
-        _write_json(folder / SETTINGS_FILE, {"max_seq_length": self.settings.max_length, "do_lower_case": False})
+        write_json(folder / "modules.json", modules)
+        write_json(folder / "1_Pooling" / "config.json", pooling)
+        write_json(folder / "2_Normalize" / "config.json", {})
+        write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine", "prompts": {}})
+        write_json(folder / SETTINGS_FILE, {"max_seq_length": self.settings.max_length, "do_lower_case": False})
 
 
 def use_bf16(precision: str, device_type: str) -> bool:
@@ -293,8 +294,3 @@ def _optional_json(source: str, name: str) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

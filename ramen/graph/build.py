@@ -92,7 +92,8 @@ def anchor_of(items: Texts, anchors: Texts) -> NDArray[np.int64]:
 
 def degree(sides: dict[str, sp.csr_matrix]) -> NDArray[np.int64]:
     """Edges per anchor over both sides, int64 [M]."""
-    return np.sum([np.bincount(m.indices, minlength=m.shape[1]) for m in sides.values()], axis=0).astype(np.int64)
+    per_side = np.array([np.bincount(m.indices, minlength=m.shape[1]) for m in sides.values()], np.int64)
+    return np.asarray(per_side.sum(0), np.int64)
 
 
 def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], own: NDArray[np.int64]) -> sp.csr_matrix:

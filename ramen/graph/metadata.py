@@ -46,9 +46,7 @@ class Graph:
 
     def select(self, keep: NDArray[np.bool_]) -> Graph:
         """The graph with only the edges where `keep` (bool [edges]) is true."""
-        counts = np.add.reduceat(np.append(keep, False), self.indptr[:-1], dtype=np.int64) if self.shape[0] else []
-        counts = np.where(np.diff(self.indptr) > 0, counts, 0)
-        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        indptr = np.concatenate([[0], np.cumsum(keep)])[self.indptr].astype(np.int64)
         return replace(
             self, indptr=indptr, indices=self.indices[keep], weight=self.weight[keep], original=self.original[keep]
         )
@@ -69,9 +67,8 @@ class Graph:
     def read(cls, path: Path) -> Graph:
         """Read what `write` wrote."""
         with np.load(path, allow_pickle=False) as file:
-            return cls(
-                file["indptr"], file["indices"], file["weight"], file["original"], tuple(int(n) for n in file["shape"])
-            )  # type: ignore[arg-type]
+            rows, anchors = (int(n) for n in file["shape"])
+            return cls(file["indptr"], file["indices"], file["weight"], file["original"], (rows, anchors))
 
 
 Graphs = Mapping[str, Mapping[str, Graph]]

@@ -37,9 +37,9 @@ def prune(graph: Graph, cosines: NDArray[np.float32], threshold: float) -> Graph
 
 def jaccard(a: Graph, b: Graph) -> float:
     """Edges in both over edges in either; 1 for two empty graphs."""
-    flat = [graph.rows().astype(np.int64) * graph.shape[1] + graph.indices for graph in (a, b)]
-    both = len(np.intersect1d(*flat, assume_unique=True))
-    either = len(flat[0]) + len(flat[1]) - both
+    edges_a, edges_b = (graph.rows().astype(np.int64) * graph.shape[1] + graph.indices for graph in (a, b))
+    both = len(np.intersect1d(edges_a, edges_b, assume_unique=True))
+    either = len(edges_a) + len(edges_b) - both
     return both / either if either else 1.0
 
 

@@ -8,7 +8,7 @@ from ramen.artifacts import Artifact, Draft
 from ramen.config import Walk
 from ramen.data.dataset import Problem
 from ramen.graph.build import build_set
-from ramen.graph.metadata import write_graphs
+from ramen.graph.metadata import Graph, write_graphs
 from ramen.tracking import Tracker
 
 
@@ -19,7 +19,8 @@ def build_graph(*, dataset: Artifact, graph: Draft, walk: Walk, track: Tracker) 
         Edges before, after cleaning and after walking as `<set>/<side>/<state>`, and what was removed.
     """
     problem = Problem.read(dataset.path)
-    graphs, metrics = {}, {}
+    graphs: dict[str, dict[str, Graph]] = {}
+    metrics: dict[str, float] = {}
     for name, anchors in problem.anchor_sets.items():
         built = build_set(
             anchors, walk, documents=problem.train, labels=problem.labels, test=problem.test,

@@ -108,7 +108,7 @@ class Checkpoints:
         save_file(weights, beside / "weights.safetensors")
         save_file(optimizer_tensors(model, optimizer), beside / "optimizer.safetensors")
         np.savez(beside / "arrays.npz", **(arrays or {}))  # type: ignore[arg-type]
-        (beside / "position.json").write_text(json.dumps(asdict(position), sort_keys=True), encoding="utf-8")
+        (beside / "position.json").write_text(json.dumps(asdict(position)), encoding="utf-8")
         sums = {file.name: sha256(file) for file in sorted(beside.iterdir())}
         write_text(beside / "sums.json", json.dumps(sums, sort_keys=True))
         final = self.folder / f"{position.global_step:09d}-{position.round:03d}"

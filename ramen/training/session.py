@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ramen.artifacts import Artifact, Draft, write_text
+from ramen.artifacts import Artifact, Draft, write_json
 from ramen.base import make_base
 from ramen.config import Encoder, Objective, Training
 from ramen.data.dataset import Problem
@@ -177,7 +177,7 @@ class Session:
         """Write encoder, optimiser state and history."""
         self.encoder.save(draft.path)
         save_state(draft.path, self.encoder, self.trainer.optimizer)
-        write_text(draft.path / HISTORY_FILE, json.dumps(self.trainer.position.history, indent=1) + "\n")
+        write_json(draft.path / HISTORY_FILE, self.trainer.position.history)
         draft.counts |= {
             "epochs": self.trainer.position.epoch,
             "steps": self.trainer.position.global_step,

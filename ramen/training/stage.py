@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from ramen.artifacts import Artifact, Draft, write_text
+from ramen.artifacts import Artifact, Draft, write_json
 from ramen.config import Encoder, Objective, Pruning, Training
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
@@ -53,6 +51,6 @@ def prune_retrain(
         rounds.run()
     session.write(model)
     write_graphs(pruned_graph.path, rounds.pruned or read_graphs(graph.path))
-    write_text(pruned_graph.path / "rounds.json", json.dumps(session.trainer.position.rounds, indent=1) + "\n")
+    write_json(pruned_graph.path / "rounds.json", session.trainer.position.rounds)
     pruned_graph.counts |= rounds.counts()
     return session.last_metrics() | rounds.metrics()
