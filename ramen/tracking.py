@@ -14,11 +14,20 @@ mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tra
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import os
+import socket
+import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from ramen.errors import Interrupted, RamenError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +35,11 @@ if TYPE_CHECKING:
 EXPERIMENT = "ramen"
 PARENT_ENV = "RAMEN_PARENT_RUN"
 SWITCH_ENV = "RAMEN_TRACKING"
+ARM_ENV = "RAMEN_ARM"
+PIPELINE_TAG = "ramen.pipeline"
+KEY_TAG = "ramen.pipeline_key"
+PARAM_LIMIT = 500
+"""Characters of a parameter's value that are kept; config.yaml on the parent holds everything."""
 
 
 class Tracker(Protocol):
@@ -76,3 +90,309 @@ class NullTracker:
     @contextmanager
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
         yield self
+
+
+@contextmanager
+def open_tracker(stage: str) -> Iterator[Tracker]:
+    """The tracker of one stage's run, whatever the front (see the module's docstring).
+
+    The run ends FINISHED, KILLED on an interrupt, or FAILED with the error's first line in the tag `ramen.error`.
+
+    Raises:
+        RamenError: the tracking store cannot be reached.
+    """
+    if tracking_is_off():
+        yield NullTracker()
+        return
+    store = Store.connect()
+    given = os.environ.pop("MLFLOW_RUN_ID", None)  # popped: children of a stage must not take the run for theirs
+    if given:
+        tracker = MlflowTracker(store, given, store.parent_of(given))
+        tracker.tags(provenance() | {"ramen.stage": stage})
+    else:
+        parent = store.find_parent()
+        run_id = store.create(stage, parent, provenance() | {"ramen.stage": stage})
+        tracker = MlflowTracker(store, run_id, parent)
+    with store.ending(tracker.id):
+        yield tracker
+
+
+@contextmanager
+def start_pipeline_run(name: str, config_yaml: str, tags: Mapping[str, str] | None = None) -> Iterator[str | None]:
+    """Open the parent run of a pipeline and hand its id to the stages by `RAMEN_PARENT_RUN`.
+
+    Args:
+        name: of the run.
+        config_yaml: the whole configuration, stored as config.yaml.
+        tags: beside the provenance.
+
+    Yields:
+        The run's id, or None when tracking is off.
+    """
+    if tracking_is_off():
+        yield None
+        return
+    store = Store.connect()
+    run_id = store.create(name, None, provenance() | {PIPELINE_TAG: "true"} | dict(tags or {}))
+    store.client.log_text(run_id, config_yaml, "config.yaml")
+    before = os.environ.get(PARENT_ENV)
+    os.environ[PARENT_ENV] = run_id
+    try:
+        with store.ending(run_id):
+            yield run_id
+    finally:
+        if before is None:
+            del os.environ[PARENT_ENV]
+        else:
+            os.environ[PARENT_ENV] = before
+
+
+def tracking_is_off() -> bool:
+    """Whether `RAMEN_TRACKING` switches tracking off."""
+    return os.environ.get(SWITCH_ENV, "").lower() in {"off", "0", "false", "no"}
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """A pipeline's parent run.
+
+    Attributes:
+        run_id, name, status: as in MLflow.
+        started: milliseconds since the epoch.
+        metrics, params, tags: flat.
+    """
+
+    run_id: str
+    name: str
+    status: str
+    started: int
+    metrics: dict[str, float]
+    params: dict[str, str]
+    tags: dict[str, str]
+
+
+def list_pipeline_runs(limit: int = 1000) -> list[PipelineRun]:
+    """Parent runs of pipelines, newest first. Raises RamenError if the store cannot be reached."""
+    store = Store.connect()
+    found = store.client.search_runs(
+        [store.experiment_id], f"tags.`{PIPELINE_TAG}` = 'true'", max_results=limit, order_by=["start_time DESC"]
+    )
+    return [
+        PipelineRun(
+            run.info.run_id,
+            run.info.run_name,
+            run.info.status,
+            run.info.start_time,
+            dict(run.data.metrics),
+            dict(run.data.params),
+            dict(run.data.tags),
+        )
+        for run in found
+    ]
+
+
+@dataclass(frozen=True)
+class Store:
+    """A reachable MLflow store and the experiment of this project."""
+
+    client: Any
+    experiment_id: str
+
+    @classmethod
+    def connect(cls) -> Store:
+        """Open `MLFLOW_TRACKING_URI`, by default sqlite:///mlflow.db, and the experiment (made if missing)."""
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        for noisy in ("alembic", "mlflow"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)
+        import mlflow
+
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        try:
+            client = mlflow.MlflowClient()
+            found = client.get_experiment_by_name(name)
+            experiment = found.experiment_id if found else client.create_experiment(name)
+        except Exception as error:
+            found = _experiment_made_meanwhile(mlflow, name)
+            if found is None:
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                raise RamenError(
+                    f"MLflow store {mlflow.get_tracking_uri()}: cannot be used ({reason}); "
+                    f"check MLFLOW_TRACKING_URI, or set {SWITCH_ENV}=off"
+                ) from error
+            experiment = found
+        return cls(client, str(experiment))
+
+    def create(self, name: str, parent: str | None, tags: Mapping[str, str]) -> str:
+        """Open a run, nested under `parent` if there is one."""
+        nested = {"mlflow.parentRunId": parent} if parent else {}
+        run = self.client.create_run(self.experiment_id, run_name=name, tags={**tags, **nested})
+        return str(run.info.run_id)
+
+    def parent_of(self, run_id: str) -> str | None:
+        """Parent of a run, if it is nested."""
+        parent: str | None = self.client.get_run(run_id).data.tags.get("mlflow.parentRunId")
+        return parent
+
+    def find_parent(self) -> str | None:
+        """The parent of a stage's run: given, or shared by all stages of one KFP run or one `dvc repro`."""
+        if given := os.environ.get(PARENT_ENV):
+            return given
+        key = pipeline_key()
+        if key is None:
+            return None
+        found = self.client.search_runs([self.experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        name = "dvc repro" if key.startswith("dvc:") else f"kfp {key.removeprefix('kfp:')}"
+        return self.create(name, None, provenance() | {KEY_TAG: key, PIPELINE_TAG: "true"})
+
+    @contextmanager
+    def ending(self, run_id: str) -> Iterator[None]:
+        """End the run as its body ends."""
+        try:
+            yield
+        except (KeyboardInterrupt, Interrupted):
+            self.client.set_terminated(run_id, "KILLED")
+            raise
+        except BaseException as error:
+            text = str(error).strip().splitlines()
+            self.client.set_tag(run_id, "ramen.error", text[0][:500] if text else type(error).__name__)
+            self.client.set_terminated(run_id, "FAILED")
+            raise
+        self.client.set_terminated(run_id, "FINISHED")
+
+
+class MlflowTracker:
+    """Reports to an MLflow run; explicit run ids throughout, so nothing global is touched."""
+
+    def __init__(self, store: Store, run_id: str, parent: str | None) -> None:
+        self._store, self._client = store, store.client
+        self.run_id: str | None = run_id
+        self.id, self._parent = run_id, parent
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Record on this run, and on the parent what it does not hold yet, so that pipelines compare by parameters."""
+        from mlflow.entities import Param
+
+        flat = {key: _short(value) for key, value in values.items()}
+        for run in (self.id, *([self._parent] if self._parent else [])):
+            known = self._client.get_run(run).data.params
+            new = [Param(key, value) for key, value in flat.items() if key not in known]
+            self._client.log_batch(run, params=new)
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Record finite values; a value that is not finite would spoil the chart and is tagged instead."""
+        self._log(self.id, metrics, step)
+
+    def headline(self, metrics: Mapping[str, float]) -> None:
+        for run in (self.id, *([self._parent] if self._parent else [])):
+            self._log(run, metrics, None)
+
+    def _log(self, run: str, metrics: Mapping[str, float], step: int | None) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        for key in metrics.keys() - finite.keys():
+            self._client.set_tag(run, f"ramen.not_finite.{key.replace('/', '.')}", str(metrics[key]))
+        entries = [Metric(key, value, now, step or 0) for key, value in finite.items()]
+        for start in range(0, len(entries), 900):  # the API takes 1,000 at a time
+            self._client.log_batch(run, metrics=entries[start : start + 900])
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self.id, tags=[RunTag(key, str(value)) for key, value in values.items()])
+
+    def dataset(self, name: str, digest: str, source: str) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        # the store keeps 36 characters of a digest
+        entity = Dataset(name, digest[:36], "local", json.dumps({"uri": source}))
+        self._client.log_inputs(self.id, [DatasetInput(entity, [InputTag("mlflow.data.context", name)])])
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        if path.is_dir():
+            self._client.log_artifacts(self.id, str(path), folder or None)
+        else:
+            self._client.log_artifact(self.id, str(path), folder or None)
+
+    def figure(self, figure: Figure, name: str) -> None:
+        self._client.log_figure(self.id, figure, f"figures/{name}.png")
+
+    @contextmanager
+    def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
+        run_id = self._store.create(name, self.id, provenance() | dict(tags or {}))
+        with self._store.ending(run_id):
+            yield MlflowTracker(self._store, run_id, self.id)
+
+
+def pipeline_key() -> str | None:
+    """What the stages of one pipeline run share when nobody passed a parent on: a KFP run id or a DVC process."""
+    if run := os.environ.get("KFP_RUN_ID"):
+        return f"kfp:{run}"
+    if os.environ.get("DVC_STAGE"):
+        import psutil
+
+        for process in psutil.Process().parents():
+            if any(Path(part).name == "dvc" for part in process.cmdline()[:3]):
+                return f"dvc:{socket.gethostname()}:{process.pid}:{process.create_time():.0f}"
+    return None
+
+
+def provenance() -> dict[str, str]:
+    """Tags every run carries: version, host, git revision, data and graph hashes, KFP and DVC context."""
+    import ramen
+
+    tags = {"ramen.version": ramen.__version__, "ramen.host": socket.gethostname()}
+    revision = os.environ.get("RAMEN_GIT_SHA") or _git("rev-parse", "HEAD")
+    if revision:
+        tags["mlflow.source.git.commit"] = revision
+        if "RAMEN_GIT_SHA" not in os.environ:
+            tags["ramen.git.dirty"] = str(bool(_git("status", "--porcelain", "--untracked-files=no"))).lower()
+    environment = {
+        ARM_ENV: "ramen.arm",
+        "KFP_RUN_ID": "kfp.run_id",
+        "DVC_STAGE": "dvc.stage",
+        "DVC_EXP_NAME": "dvc.exp",
+    }
+    tags |= {tag: os.environ[name] for name, tag in environment.items() if os.environ.get(name)}
+    return tags | _dvc_hashes()
+
+
+def _dvc_hashes() -> dict[str, str]:
+    """md5 of the raw data (data.dvc) and of the graphs (dvc.lock), where these files are."""
+    import yaml
+
+    tags: dict[str, str] = {}
+    pointer, lock = Path("data.dvc"), Path("dvc.lock")
+    if pointer.is_file():
+        outs = (yaml.safe_load(pointer.read_text(encoding="utf-8")) or {}).get("outs") or [{}]
+        tags["dvc.data"] = str(outs[0].get("md5", ""))
+    if lock.is_file():
+        stages = (yaml.safe_load(lock.read_text(encoding="utf-8")) or {}).get("stages") or {}
+        outs = (stages.get("build-graph") or {}).get("outs") or [{}]
+        tags["dvc.graph"] = str(outs[0].get("md5", ""))
+    return {key: value for key, value in tags.items() if value}
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= PARAM_LIMIT else text[: PARAM_LIMIT - 3] + "..."
+
+
+def _experiment_made_meanwhile(mlflow: Any, name: str) -> Any:
+    """Two processes may make the experiment at once; the later one finds the earlier one's."""
+    try:
+        found = mlflow.MlflowClient().get_experiment_by_name(name)
+    except Exception:
+        return None
+    return found.experiment_id if found else None

@@ -1,0 +1,1 @@
+"""Kubeflow components: one folder per stage, each a typed signature around `run_stage`."""

@@ -1,0 +1,47 @@
+"""Component `prune-retrain`."""
+
+from kfp import dsl
+
+from components.image import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def prune_retrain(
+    encoder: dict,
+    objective: dict,
+    training: dict,
+    pruning: dict,
+    version: str,
+    dataset: dsl.Input[dsl.Dataset],
+    graph: dsl.Input[dsl.Artifact],
+    warm_model: dsl.Input[dsl.Model],
+    model: dsl.Output[dsl.Model],
+    pruned_graph: dsl.Output[dsl.Artifact],
+    scalars: dsl.Output[dsl.Metrics],
+) -> None:
+    """Prune noisy edges with the encoder and retrain, round by round.
+
+    Args:
+        encoder: configuration section `encoder`.
+        objective: configuration section `objective`.
+        training: configuration section `training`.
+        pruning: configuration section `pruning`.
+        version: what the cached result depends on beside its inputs: the code.
+        dataset: the dataset.
+        graph: the metadata graphs, cleaned and walked.
+        warm_model: the encoder after warm-up.
+        model: the trained encoder.
+        pruned_graph: the graphs after the last pruning round.
+        scalars: the stage's metrics.
+    """
+    from components.step import run_step
+
+    sections = {"encoder": encoder, "objective": objective, "training": training, "pruning": pruning}
+    artifacts = {
+        "dataset": dataset,
+        "graph": graph,
+        "warm_model": warm_model,
+        "model": model,
+        "pruned_graph": pruned_graph,
+    }
+    run_step("prune-retrain", sections, artifacts, scalars)

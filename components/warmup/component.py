@@ -1,0 +1,35 @@
+"""Component `warmup`."""
+
+from kfp import dsl
+
+from components.image import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def warmup(
+    encoder: dict,
+    objective: dict,
+    training: dict,
+    version: str,
+    dataset: dsl.Input[dsl.Dataset],
+    graph: dsl.Input[dsl.Artifact],
+    warm_model: dsl.Output[dsl.Model],
+    scalars: dsl.Output[dsl.Metrics],
+) -> None:
+    """Train the encoder on the unpruned graphs.
+
+    Args:
+        encoder: configuration section `encoder`.
+        objective: configuration section `objective`.
+        training: configuration section `training`.
+        version: what the cached result depends on beside its inputs: the code.
+        dataset: the dataset.
+        graph: the metadata graphs, cleaned and walked.
+        warm_model: the encoder after warm-up.
+        scalars: the stage's metrics.
+    """
+    from components.step import run_step
+
+    sections = {"encoder": encoder, "objective": objective, "training": training}
+    artifacts = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
+    run_step("warmup", sections, artifacts, scalars)

@@ -1,0 +1,1 @@
+"""The pipeline: wiring of the components, its compilation, and the local runner."""

@@ -1,0 +1,44 @@
+"""Compile the pipeline to the YAML that `kfp run submit` takes."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+
+from pipelines.ramen import build
+from ramen import __version__
+from ramen.artifacts import write_text
+from ramen.config import Config, resolve
+from ramen.stages import STAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADER = "# Compiled by `ramen compile` from pipelines/ramen.py and params.yaml; change those instead.\n"
+
+
+def compiled_text(settings: Config | None = None, image: str | None = None) -> str:
+    """The pipeline as YAML, the same bytes for the same input.
+
+    Args:
+        settings: defaults of the pipeline's parameters; None = the repository's params.yaml.
+        image: for every task, in place of the default one.
+    """
+    from kfp import compiler
+
+    params = ROOT / "params.yaml"
+    settings = settings or (resolve(params=params) if params.is_file() else resolve(preset="demo"))
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "pipeline.yaml"
+        compiler.Compiler().compile(build(settings, dict.fromkeys(STAGES, __version__)), str(path))
+        text = path.read_text(encoding="utf-8")
+    if image is not None:
+        from components.image import IMAGE
+
+        text = text.replace(f"image: {IMAGE}", f"image: {image}")
+    return HEADER + text
+
+
+def compile_pipeline(path: Path, settings: Config | None = None, image: str | None = None) -> None:
+    """Write `compiled_text` to a file, atomically."""
+    write_text(path, compiled_text(settings, image))

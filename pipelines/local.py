@@ -1,0 +1,175 @@
+"""Run the pipeline on Kubeflow's local subprocess runner: the same components as on a cluster, cached."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TextIO
+
+from pipelines.ramen import Outputs, build
+from ramen.config import Config
+from ramen.data import sources
+from ramen.errors import RamenError
+from ramen.stages import STAGES
+from ramen.tracking import ARM_ENV
+
+STORE = ".kfp"
+"""Folder under `--out` that holds the runner's outputs and its cache."""
+
+_LOG = re.compile(r"^\s*\d\d:\d\d:\d\d\.\d{3} - (?:INFO|WARNING|ERROR) - (.*)$")
+_COLOUR = re.compile(r"\x1b\[\d+m")
+_TASK = re.compile(r"[Tt]ask '?([\w-]+)'?")
+
+
+def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
+    """Run all stages; finished ones come from the cache while code, sections, inputs and raw data are the same.
+
+    Args:
+        settings: the configuration.
+        out: gets a link per artifact, `<out>/<arm>/<artifact>`; the files are in `<out>/.kfp`, shared by all arms.
+        arm: name of the variant ("ramen", "base").
+
+    Returns:
+        Artifact name -> its link.
+
+    Raises:
+        RamenError: a stage failed; the message is the stage's own.
+    """
+    from kfp import local
+
+    store = (out / STORE).absolute()
+    local.init(
+        local.SubprocessRunner(use_venv=False), pipeline_root=str(store), raise_on_error=True, enable_caching=True,
+        cache_root=str(store / "cache"),
+    )  # fmt: skip
+    console = Console(sys.stderr)
+    with _environment({ARM_ENV: arm}), console.attached(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = build(settings, versions(settings), retry=False)
+        try:
+            finished = pipeline()
+        except RuntimeError as error:
+            raise RamenError(console.failure() or str(error)) from None
+    made = {name: Path(finished.outputs[name].path) for name in Outputs._fields}
+    return {name: _link(out / arm / name, target) for name, target in made.items()}
+
+
+def versions(settings: Config) -> dict[str, str]:
+    """What each stage's cached result depends on beside its inputs: its code, and for ingest the raw data."""
+    found = {name: stage.code_version() for name, stage in STAGES.items()}
+    found["ingest"] += "-" + sources.fingerprint(settings.data)[:12]
+    return found
+
+
+def _link(place: Path, target: Path) -> Path:
+    """Point `place` to `target` by a relative link, replacing an older link in one step."""
+    if place.is_dir() and not place.is_symlink():
+        raise RamenError(
+            f"{place}: is a folder, where a link to the run's {place.name} belongs; move it away, or give another --out"
+        )
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside = place.parent / f".{place.name}.link"
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(os.path.relpath(target, place.parent.absolute()))
+    beside.replace(place)
+    return place
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+class Console(io.TextIOBase):
+    """Turns the runner's chatter into one line per stage and lets the stages' own lines through.
+
+    The runner prints log records and the stages' output to stdout; cache hits only reach the root logger.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stream, self.clock = stream, clock
+        self.order = list(STAGES)
+        self.stage: str | None = None
+        self.started = 0.0
+        self.recent: list[str] = []
+        self._partial = ""
+        self._streaming = False
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Take over stdout and the root logger for a while."""
+        root, handler = logging.getLogger(), _Forward(self)
+        level, handlers = root.level, root.handlers[:]
+        root.handlers, root.level = [handler], logging.INFO
+        try:
+            with redirect_stdout(self):
+                yield
+        finally:
+            root.handlers, root.level = handlers, level
+
+    def write(self, text: str) -> int:
+        self._partial += text
+        *lines, self._partial = self._partial.split("\n")
+        for line in lines:
+            self._line(line)
+        return len(text)
+
+    def _line(self, line: str) -> None:
+        if found := _LOG.match(line):
+            self.record(found.group(1))
+        elif self._streaming and line.strip():
+            self.recent = [*self.recent[-49:], line.strip()]
+            self._say(f"  {line.strip()}")
+
+    def record(self, message: str) -> None:
+        """One log record of the runner."""
+        message = _COLOUR.sub("", message)
+        task = _TASK.search(message)
+        stage = task.group(1) if task else ""
+        self._streaming = message.startswith("Streamed logs")
+        if "cache hit" in message:
+            self._say(f"{self._number(stage)} {stage}: from the cache")
+        elif message.startswith("Executing task"):
+            self.stage, self.started, self.recent = stage, self.clock(), []
+            self._say(f"{self._number(stage)} {stage}")
+        elif "finished with status SUCCESS" in message and stage == self.stage:
+            self._say(f"{self._number(stage)} {stage}: done in {self.clock() - self.started:.1f} s")
+
+    def failure(self) -> str:
+        """What the failed stage said: its error lines, else its last words."""
+        errors = [line.removeprefix("error: ") for line in self.recent if line.startswith("error: ")]
+        said = errors or self.recent[-3:]
+        return "\n".join(f"{self.stage}: {line}" for line in said)
+
+    def _number(self, stage: str) -> str:
+        return f"[{self.order.index(stage) + 1}/{len(self.order)}]" if stage in self.order else "[?]"
+
+    def _say(self, line: str) -> None:
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+
+class _Forward(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.console.record(record.getMessage())
