@@ -1,0 +1,93 @@
+"""Exact retrieval: the k labels of the largest inner product, by FAISS, a block of documents at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen.errors import MissingExtra
+
+Vectors = NDArray[np.float32]
+Search = Callable[[Vectors, int], tuple[Vectors, NDArray[np.int64]]]
+
+GPU_MAX_K = 2048
+"""FAISS on a GPU selects at most this many neighbours."""
+BLOCK = 1 << 24
+"""Scores held at a time (64 MB) where a document is compared with all labels in full."""
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise MissingExtra("retrieval needs faiss: pip install 'ramen[cpu]' or 'ramen[gpu]'") from None
+    return faiss
+
+
+def search(documents: Vectors, labels: Vectors, k: int, chunk: int = 4096) -> tuple[NDArray[np.int64], Vectors]:
+    """The k labels of the largest inner product with each document, exactly.
+
+    Equal scores are ordered by lower label id, at the cut as well. All GPUs that FAISS sees are used.
+
+    Args:
+        documents: float32 [N', D].
+        labels: float32 [L, D].
+        k: labels per document; beyond L the result is padded.
+        chunk: documents scored at a time.
+
+    Returns:
+        int64 [N', k] label ids, best first, padded with L; float32 [N', k] scores, padded with -inf.
+
+    Raises:
+        MissingExtra: faiss is not installed.
+    """
+    assert documents.ndim == labels.ndim == 2 and documents.shape[1] == labels.shape[1]
+    documents = np.ascontiguousarray(documents, np.float32)
+    labels = np.ascontiguousarray(labels, np.float32)
+    depth = min(k, len(labels))
+    indices = np.full((len(documents), k), len(labels), np.int64)
+    scores = np.full((len(documents), k), -np.inf, np.float32)
+    find = _searcher(labels, depth) if depth else None
+    for start in range(0, len(documents) if find else 0, chunk):
+        assert find is not None
+        block = slice(start, start + chunk)
+        indices[block, :depth], scores[block, :depth] = _top(find, documents[block], labels, depth)
+    return indices, scores
+
+
+def _searcher(labels: Vectors, depth: int) -> Search:
+    """FAISS's exact search over the labels: on all GPUs where there are any, else on the CPU without a copy."""
+    faiss = _faiss()
+    count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
+    if count > 0 and depth < GPU_MAX_K:
+        index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(labels.shape[1]))
+        index.add(labels)
+        return lambda x, n: index.search(x, n)  # type: ignore[no-any-return]
+    return lambda x, n: faiss.knn(x, labels, n, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]
+
+
+def _top(find: Search, x: Vectors, labels: Vectors, depth: int) -> tuple[NDArray[np.int64], Vectors]:
+    """Search one block. One neighbour more than asked shows where a tie crosses the cut."""
+    scores, indices = find(x, min(depth + 1, len(labels)))
+    order = np.lexsort((indices, -scores))
+    scores, indices = np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)
+    tied = np.flatnonzero(scores[:, depth - 1] == scores[:, -1] if scores.shape[1] > depth else [])
+    scores, indices = scores[:, :depth], indices[:, :depth].astype(np.int64)
+    step = max(BLOCK // len(labels), 1)
+    for start in range(0, len(tied), step):
+        rows = tied[start : start + step]
+        for row, full in zip(rows, x[rows] @ labels.T, strict=True):
+            indices[row] = _cut(full, depth)
+            scores[row] = full[indices[row]]
+    return indices, scores
+
+
+def _cut(full: Vectors, depth: int) -> NDArray[np.int64]:
+    """The first `depth` of one document's scores over all labels, ties by lower id, in O(L)."""
+    last = np.partition(full, len(full) - depth)[len(full) - depth]
+    above = np.flatnonzero(full > last)
+    equal = np.flatnonzero(full == last)[: depth - len(above)]
+    return np.concatenate([above[np.lexsort((above, -full[above]))], equal])

@@ -1,0 +1,117 @@
+"""The report: complete, self-contained, escaped, tolerant of missing history."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+from ramen.evaluation.figures import png
+from ramen.evaluation.report import COLUMNS, GraphFacts, Item, Report, Sample, make_figures, render
+
+KEYS = list(COLUMNS.values())
+METRICS = {f"{prefix}{key}": 10.0 + i for prefix in ("", "head/", "torso/", "tail/") for i, key in enumerate(KEYS)}
+BINS = {str(i): {"labels": 10 * i, **dict.fromkeys(KEYS, 5.0 * i)} for i in (1, 2, 3)}
+HISTORY = [
+    {"epoch": 1, "phase": "warmup", "round": 0, "loss": 0.9, "task_loss": 0.5, "val_p_at_1": 11.0, "edges_kept": {}},
+    {"epoch": 2, "phase": "retrain", "round": 1, "loss": 0.7, "val_p_at_1": None, "edges_kept": {"links.label": 0.8}},
+    {"epoch": 3, "phase": "retrain", "round": 2, "loss": 0.6, "val_p_at_1": 15.0, "edges_kept": {"links.label": 0.7}},
+]
+REPORT = Report(
+    lead="4 test documents against 60 labels.",
+    metrics=METRICS,
+    labels={"overall": 60, "head": 10, "torso": 20, "tail": 30},
+    bins=BINS,
+    bins_note="Bins of equal volume.",
+    facts=[("propensity", "A = 0.55, B = 1.5, N = 10")],
+    history=HISTORY,
+    graphs=[GraphFacts("links, documents", 10, 5, 40, 30)],
+    samples=[
+        Sample(
+            "d<1>",
+            'a <script>alert("x")</script> document',
+            truth=[Item("salt & pepper", 3, True)],
+            run=[Item("salt & pepper", 3, True), Item("sugar", 1234, False)],
+            base=None,
+        )
+    ],
+)
+
+
+class Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.open: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.targets += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"unbalanced {tag}"
+
+
+def page(report: Report) -> str:
+    return render(report, {name: png(figure) for name, figure in make_figures(report).items()})
+
+
+def test_the_page_needs_nothing_else_and_is_well_formed() -> None:
+    html = page(REPORT)
+    parser = Links()
+    parser.feed(html)
+    assert not parser.open
+    assert "link" not in parser.tags and "script" not in parser.tags
+    assert len(parser.targets) == 3 and all(target.startswith("data:image/png;base64,") for target in parser.targets)
+    assert not re.search(r"https?://|@import|url\(", html)
+
+
+def test_texts_are_escaped_and_hits_marked() -> None:
+    html = page(REPORT)
+    assert "&lt;script&gt;" in html and "<script>" not in html
+    hits = re.findall(r'<li class="hit">.*?<span class="label">(.*?)</span>', html, re.S)
+    assert hits == ["salt &amp; pepper", "salt &amp; pepper"]
+    assert "1,234" in html and "BASE" not in html
+
+
+def test_differences_to_the_base_are_signed() -> None:
+    base = {key: value - 1.25 for key, value in METRICS.items()} | {"tail/p_at_1": METRICS["tail/p_at_1"] + 2}
+    html = page(replace(REPORT, base=base, base_bins=BINS))
+    assert '<span class="delta up">+1.25</span>' in html
+    assert '<span class="delta down">−2.00</span>' in html
+    assert "delta" not in page(REPORT).split("</style>")[1]
+
+
+def test_figures_follow_the_history() -> None:
+    assert set(make_figures(REPORT)) == {"quantiles", "training", "edges"}
+    assert set(make_figures(replace(REPORT, history=HISTORY[:1]))) == {"quantiles", "training"}
+    assert set(make_figures(replace(REPORT, history=[{"epoch": 1}]))) == {"quantiles"}
+    assert "carries no training history" in page(replace(REPORT, history=[]))
+
+
+def test_edges_start_whole_and_follow_the_rounds() -> None:
+    (line,) = make_figures(REPORT)["edges"].axes[0].get_lines()
+    assert list(line.get_xdata()) == [0, 1, 2]
+    assert [round(y) for y in line.get_ydata()] == [100, 80, 70]
+
+
+def test_validation_gaps_are_left_out_and_rounds_marked() -> None:
+    loss, validation = make_figures(REPORT)["training"].axes
+    assert list(validation.get_lines()[0].get_xdata()) == [1, 3]
+    dashed = [line for line in loss.get_lines() if line.get_linestyle() == "--"]
+    assert [line.get_xdata()[0] for line in dashed] == [1.5, 2.5]
+
+
+def test_bars_show_run_and_base_side_by_side() -> None:
+    other = {name: dict.fromkeys(row, 1.0) for name, row in BINS.items()}
+    axes = make_figures(replace(REPORT, base=METRICS, base_bins=other))["quantiles"].axes[0]
+    base, run = axes.containers
+    assert [bar.get_height() for bar in base] == [1.0] * 3
+    assert [bar.get_height() for bar in run] == [5.0, 10.0, 15.0]
+
+
+def test_same_report_same_bytes() -> None:
+    assert page(REPORT) == page(REPORT)

@@ -1,0 +1,201 @@
+"""The stage on a small problem with the random encoder, run as every front runs it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import scipy.sparse as sp
+
+from ramen.artifacts import drafts, open_artifact
+from ramen.config import Encoder
+from ramen.data.dataset import Problem
+from ramen.encoder.model import load_encoder
+from ramen.errors import ArtifactError, DataError
+from ramen.graph.metadata import Graph, write_graphs
+from ramen.stages import run_stage
+from ramen.tracking import NullTracker
+
+ENCODER = Encoder(name="tiny", max_length=16, precision="fp32")
+HISTORY = [
+    {"epoch": 1, "phase": "warmup", "round": 0, "loss": 0.9, "val_p_at_1": 10.0},
+    {"epoch": 2, "phase": "retrain", "round": 1, "loss": 0.8, "val_p_at_1": 12.0, "edges_kept": {"links.label": 0.9}},
+]
+
+
+class Recorder(NullTracker):
+    def __init__(self) -> None:
+        self.headlines: dict[str, float] = {}
+        self.figures: list[str] = []
+        self.files: list[str] = []
+
+    def headline(self, metrics: Mapping[str, float]) -> None:
+        self.headlines |= metrics
+
+    def figure(self, figure: Any, name: str) -> None:
+        self.figures.append(name)
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        assert path.is_file()
+        self.files.append(path.name)
+
+
+def graph(matrix: sp.csr_matrix) -> Graph:
+    return Graph(
+        matrix.indptr.astype(np.int64),
+        matrix.indices,
+        np.ones(matrix.nnz, np.float32),
+        np.ones(matrix.nnz, bool),
+        matrix.shape,
+    )
+
+
+def write_inputs(problem: Problem, folder: Path, history: Any = HISTORY) -> dict[str, Path]:
+    places = {name: folder / name for name in ("dataset", "pruned_graph", "model")}
+    with drafts(places, sections={}, inputs={}, work=folder / "work") as made:
+        problem.write(made["dataset"].path)
+        graphs = {name: {"train": graph(s.train), "labels": graph(s.labels)} for name, s in problem.anchor_sets.items()}
+        write_graphs(made["pruned_graph"].path, graphs)
+        load_encoder("tiny", ENCODER).save(made["model"].path)
+        if history is not None:
+            (made["model"].path / "history.json").write_text(json.dumps(history))
+    return places
+
+
+def run(inputs: dict[str, Path], out: Path, track: Any = None, **scoring: Any) -> dict[str, float]:
+    sections = {"encoder": ENCODER.model_dump(), "scoring": scoring}
+    return run_stage("evaluate", sections=sections, inputs=inputs, outputs={"evaluation": out}, track=track)
+
+
+@pytest.fixture(autouse=True)
+def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMEN_WORK", str(tmp_path / "work"))
+
+
+@pytest.fixture
+def inputs(tiny_problem: Problem, tmp_path: Path) -> dict[str, Path]:
+    return write_inputs(tiny_problem, tmp_path)
+
+
+def test_metrics_and_predictions_are_those_of_brute_force(
+    inputs: dict[str, Path], tiny_problem: Problem, tmp_path: Path
+) -> None:
+    out, track = tmp_path / "evaluation", Recorder()
+    metrics = run(inputs, out, track, chunk=7)
+    encoder = load_encoder(inputs["model"], ENCODER)
+    scores = encoder.encode(tiny_problem.test.texts) @ encoder.encode(tiny_problem.labels.texts).T
+    scores[tiny_problem.filter_test.toarray() > 0] = -np.inf
+    best = np.argsort(-scores, axis=1, kind="stable")
+    hit = [tiny_problem.y_test[i, best[i, 0]] for i in range(len(best))]
+    assert metrics["p_at_1"] == pytest.approx(100 * np.mean(hit))
+
+    table = pq.read_table(out / "predictions.parquet")
+    assert table.column_names == ["document", "rank", "label", "label_index", "score"]
+    rows = table.slice(0, 29).to_pylist()  # document 0: 30 labels, one of them filtered
+    assert [row["label_index"] for row in rows] == best[0, :29].tolist()
+    assert [row["rank"] for row in rows] == list(range(1, 30))
+    assert {row["document"] for row in rows} == {"test-0"}
+    assert rows[3]["label"] == tiny_problem.labels.uids[best[0, 3]]
+    assert table.num_rows == 20 * 30 - 1
+    assert np.isfinite(table["score"].to_numpy()).all()
+
+    stored = json.loads((out / "metrics.json").read_text())
+    assert stored == metrics and list(stored) == sorted(stored)
+    assert track.headlines == metrics
+    assert set(track.files) == {"report.html", "metrics.json"}
+
+
+def test_slices_add_up_and_counts_are_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metrics = run(inputs, tmp_path / "evaluation", propensity_a=0.6, propensity_b=2.6)
+    for key in ("p_at_1", "n_at_5", "psp_at_5", "psn_at_3", "r_at_10", "fn_at_100"):
+        assert sum(metrics[f"{part}/{key}"] for part in ("head", "torso", "tail")) == pytest.approx(metrics[key])
+    assert 0 <= metrics["tail/label_r_at_10"] <= 100
+    counts = open_artifact(tmp_path / "evaluation", "evaluation").counts
+    assert counts["test_documents"] == 20 and counts["labels"] == 30
+    assert counts["head_labels"] + counts["torso_labels"] + counts["tail_labels"] == 30
+    assert (counts["propensity_a"], counts["propensity_b"]) == (0.6, 2.6)
+    assert json.loads((tmp_path / "evaluation/propensity.json").read_text()) == {"a": 0.6, "b": 2.6, "N": 60}
+
+
+def test_quantile_tables_agree_with_the_metrics(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metrics = run(inputs, tmp_path / "evaluation", quantiles=4)
+    with (tmp_path / "evaluation/quantiles.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert sum(int(row["labels"]) for row in rows) == 30
+    assert sum(float(row["p_at_5"]) for row in rows) == pytest.approx(metrics["p_at_5"])
+    with (tmp_path / "evaluation/plots/quantiles.csv").open() as stream:
+        long = [row for row in csv.DictReader(stream) if row["metric"] == "p_at_5"]
+    assert [row["value"] for row in long] == [row["p_at_5"] for row in rows]
+
+
+def test_figures_and_report(inputs: dict[str, Path], tmp_path: Path) -> None:
+    track = Recorder()
+    run(inputs, tmp_path / "evaluation", track, samples=3)
+    figures = {"quantiles", "training", "edges"}
+    assert set(track.figures) == {file.stem for file in (tmp_path / "evaluation/figures").glob("*.png")} == figures
+    html = (tmp_path / "evaluation/report.html").read_text()
+    assert html.count('class="sample"') == 3
+    assert "A = 0.55, B = 1.5, N = 60" in html
+
+
+@pytest.mark.parametrize("history", [None, {"not": "a list"}, [{"phase": "warmup"}]])
+def test_a_model_without_usable_history_is_evaluated(tiny_problem: Problem, tmp_path: Path, history: Any) -> None:
+    run(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
+    assert [file.stem for file in (tmp_path / "evaluation/figures").glob("*.png")] == ["quantiles"]
+
+
+def test_base_is_set_beside(inputs: dict[str, Path], tmp_path: Path) -> None:
+    base = run(inputs, tmp_path / "base")
+    metrics = run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), samples=2)
+    stored = json.loads((tmp_path / "evaluation/metrics.json").read_text())
+    assert {key.removeprefix("base/"): value for key, value in stored.items() if key.startswith("base/")} == base
+    assert metrics == base
+    html = (tmp_path / "evaluation/report.html").read_text()
+    assert html.count("<h3>BASE</h3>") == 2 and "±0.00" in html
+    again = run(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"), samples=0)
+    assert again == base  # a base's own base is not passed on
+    assert not any(key.startswith("base/base/") for key in json.loads((tmp_path / "third/metrics.json").read_text()))
+
+
+def test_base_of_another_dataset_or_propensity_is_refused(
+    inputs: dict[str, Path], tiny_problem: Problem, tmp_path: Path
+) -> None:
+    run(inputs, tmp_path / "base")
+    with pytest.raises(ArtifactError, match="a=0.55, b=1.5, here a=0.6"):
+        run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), propensity_a=0.6)
+    other = write_inputs(replace(tiny_problem, y_test=tiny_problem.y_test[::-1].tocsr()), tmp_path / "other")
+    with pytest.raises(ArtifactError, match="another dataset"):
+        run(other, tmp_path / "evaluation", base=str(tmp_path / "base"))
+    assert not (tmp_path / "evaluation").exists()
+
+
+def test_a_test_set_without_labels_is_refused(tiny_problem: Problem, tmp_path: Path) -> None:
+    empty = replace(tiny_problem, y_test=sp.csr_matrix(tiny_problem.y_test.shape, dtype=np.float32))
+    with pytest.raises(DataError, match="at least one test document with a label"):
+        run(write_inputs(empty, tmp_path), tmp_path / "evaluation")
+
+
+def test_a_diverged_model_is_refused(tiny_problem: Problem, tmp_path: Path) -> None:
+    places = write_inputs(tiny_problem, tmp_path)
+    broken = load_encoder("tiny", ENCODER)
+    for weight in broken.parameters():
+        weight.data.fill_(float("nan"))
+    with drafts({"model": places["model"]}, sections={}, inputs={}, work=tmp_path / "work") as made:
+        broken.save(made["model"].path)
+    with pytest.raises(ArtifactError, match="not finite"):
+        run(places, tmp_path / "evaluation")
+
+
+def test_same_inputs_same_artifact(inputs: dict[str, Path], tmp_path: Path) -> None:
+    digests = []
+    for name in ("one", "two"):
+        run(inputs, tmp_path / name)
+        digests.append(open_artifact(tmp_path / name, "evaluation").digest)
+    assert digests[0] == digests[1]
