@@ -25,6 +25,9 @@ STORE = ".kfp"
 """Folder under `--out` that holds the runner's outputs and its cache."""
 
 _LOG = re.compile(r"^\s*\d\d:\d\d:\d\d\.\d{3} - (?:INFO|WARNING|ERROR) - (.*)$")
+_EXECUTOR = re.compile(r"^\s*(\[KFP Executor |[\"\[\]{}]|Could not load|ModuleNotFoundError)")
+"""Lines of the runner's wrapper: its log records and the JSON they spread over many lines."""
+
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _TASK = re.compile(r"[Tt]ask '?([\w-]+)'?")
 
@@ -134,7 +137,7 @@ class Console(io.TextIOBase):
     def _line(self, line: str) -> None:
         if found := _LOG.match(line):
             self.record(found.group(1))
-        elif self._streaming and line.strip():
+        elif self._streaming and line.strip() and not _EXECUTOR.match(line):
             self.recent = [*self.recent[-49:], line.strip()]
             self._say(f"  {line.strip()}")
 

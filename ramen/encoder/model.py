@@ -129,6 +129,7 @@ class SentenceEncoder(nn.Module):
     def save(self, folder: Path) -> None:
         """Write weights (safetensors), tokenizer, and the modules sentence-transformers reads."""
         folder.mkdir(parents=True, exist_ok=True)
+        _quiet()
         cast(Any, self.transformer).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         names = ["Transformer", "Pooling", "Normalize"]
@@ -188,10 +189,8 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
         source = str(_packaged_minilm())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers import AutoModel, AutoTokenizer
-    from transformers.utils import logging as hf_logging
 
-    hf_logging.disable_progress_bar()
-    hf_logging.set_verbosity_error()
+    _quiet()
     try:
         transformer = AutoModel.from_pretrained(source, dtype=torch.float32, **_overrides(source, settings.dropout))
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
@@ -208,6 +207,14 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
         kept = _read_json(Path(source) / SETTINGS_FILE).get("max_seq_length")
         settings = settings.model_copy(update={"max_length": kept}) if kept else settings
     return SentenceEncoder(transformer, tokenizer, pooling, settings).to(device)
+
+
+def _quiet() -> None:
+    """Keep transformers' progress bars and load reports off the terminal."""
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
 
 
 def _overrides(source: str, dropout: float) -> dict[str, Any]:

@@ -92,20 +92,27 @@ class Rounds:
         vectors = self._embed()
         start = self.pruned if self.settings.from_previous else self.session.graphs
         pruned: dict[str, dict[str, Graph]] = {name: {} for name in start}
-        for name, side, key, graph in self._each(start):
+        for name, side, _, graph in self._each(start):
             rows = vectors["documents" if side == "train" else "labels"]
             cosines = edge_cosines(graph, rows, vectors[f"anchors/{name}"])
             pruned[name][side] = prune(graph, cosines, self.settings.threshold)
-            share = 1 - pruned[name][side].num_edges / max(graph.num_edges, 1)
-            print(f"pruned {key}: {share:.2%} of {graph.num_edges} edges removed", file=sys.stderr, flush=True)
-            if share < WARN_BELOW and graph.num_edges:
-                print(
-                    f"warning: {key}: threshold {self.settings.threshold} removes almost nothing; "
-                    "raise pruning.threshold or train longer before pruning",
-                    file=sys.stderr,
-                    flush=True,
-                )
         self.pruned = pruned
+        self._report(start)
+
+    def _report(self, start: Mapping[str, Mapping[str, Graph]]) -> None:
+        removed = {
+            key: 1 - self.pruned[name][side].num_edges / max(graph.num_edges, 1)
+            for name, side, key, graph in self._each(start)
+        }
+        shares = " ".join(f"{key} {share:.1%}" for key, share in removed.items())
+        print(f"pruned cosine <= {self.settings.threshold:g}: {shares}", file=sys.stderr, flush=True)
+        if idle := [key for key, share in removed.items() if share < WARN_BELOW]:
+            print(
+                f"warning: pruning.threshold {self.settings.threshold:g} removes almost nothing from "
+                f"{', '.join(idle)}; raise it, or train longer before pruning",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _embed(self) -> dict[str, NDArray[np.float32]]:
         """Vectors of every role, each distinct text encoded once; anchors without an edge are left at 0."""
