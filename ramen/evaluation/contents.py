@@ -149,7 +149,7 @@ def _samples(problem: Problem, ranking: Ranking, frequency: Ints, count: int, ba
     """Labelled test documents drawn with a fixed seed, so that runs on one dataset show the same."""
     labelled = np.flatnonzero(np.diff(problem.y_test.indptr))
     chosen = np.sort(np.random.default_rng(0).permutation(labelled)[:count])
-    theirs = {} if base is None else _base_predictions(base, [problem.test.uids[i] for i in chosen])
+    theirs = {} if base is None or not len(chosen) else _base_predictions(base, [problem.test.uids[i] for i in chosen])
     samples = []
     for document in chosen:
         uid = problem.test.uids[document]

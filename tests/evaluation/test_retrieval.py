@@ -28,13 +28,15 @@ def test_agrees_with_brute_force_whatever_the_chunk(chunk: int) -> None:
     assert scores.dtype == np.float32
 
 
-@pytest.mark.parametrize("block", [1, 1 << 24])
-def test_equal_scores_go_to_the_lower_label_even_across_the_cut(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+@pytest.mark.parametrize(("block", "k"), [(1, 10), (1 << 24, 10), (1 << 24, 90)])
+def test_equal_scores_go_to_the_lower_label_even_across_the_cut(
+    monkeypatch: pytest.MonkeyPatch, block: int, k: int
+) -> None:
     monkeypatch.setattr(retrieval, "BLOCK", block)
     grid = np.random.default_rng(1).integers(-1, 2, (90, 3)).astype(np.float32)  # exact products, many equal
-    indices, scores = search(grid[:20], grid, 10)
+    indices, scores = search(grid[:20], grid, k)
     full = grid[:20] @ grid.T
-    np.testing.assert_array_equal(indices, np.argsort(-full, axis=1, kind="stable")[:, :10])
+    np.testing.assert_array_equal(indices, np.argsort(-full, axis=1, kind="stable")[:, :k])
     np.testing.assert_array_equal(scores, np.take_along_axis(full, indices, 1))
 
 
