@@ -192,7 +192,9 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
 
     _quiet()
     try:
-        transformer = AutoModel.from_pretrained(source, dtype=torch.float32, **_overrides(source, settings.dropout))
+        transformer = AutoModel.from_pretrained(
+            source, dtype=torch.float32, attn_implementation=_attention(device), **_overrides(source, settings.dropout)
+        )
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -207,6 +209,12 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
         kept = _read_json(Path(source) / SETTINGS_FILE).get("max_seq_length")
         settings = settings.model_copy(update={"max_length": kept}) if kept else settings
     return SentenceEncoder(transformer, tokenizer, pooling, settings).to(device)
+
+
+def _attention(device: str | torch.device) -> str:
+    """Attention kernel: fused on a GPU; on a CPU plain matrix products, since torch's fused kernel spends longer in its
+    backward pass on short texts than all the rest of a step takes."""
+    return "eager" if torch.device(device).type == "cpu" else "sdpa"
 
 
 def _quiet() -> None:

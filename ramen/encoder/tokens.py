@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 BATCH = 8192
 """Texts handed to the tokenizer at a time."""
 
-PADDING_SLACK = 1.25
+PADDING_SLACK = 1.4
 """A bucket's longest text is at most this much longer than its shortest (plus two tokens)."""
 
 
