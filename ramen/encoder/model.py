@@ -184,7 +184,7 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(name)
     if source == "tiny":
-        return _tiny(settings).to(device)
+        return _tiny(settings, _attention(device)).to(device)
     if source == "minilm":
         source = str(_packaged_minilm())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -255,7 +255,7 @@ def _packaged_minilm() -> Path:
     return folder
 
 
-def _tiny(settings: Settings) -> SentenceEncoder:
+def _tiny(settings: Settings, attention: str) -> SentenceEncoder:
     """A small random BERT over MiniLM's vocabulary; the same weights every time."""
     from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -267,6 +267,7 @@ def _tiny(settings: Settings) -> SentenceEncoder:
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=512,
+        attn_implementation=attention,
     )
     if settings.dropout >= 0:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
