@@ -134,8 +134,13 @@ def cli_page() -> str:
     """The help of every command."""
     from ramen.cli import cli
 
-    width = {"terminal_width": HELP_WIDTH, "max_content_width": HELP_WIDTH}
-    context = click.Context(cli, info_name="ramen", **width, **cli.context_settings)
+    context = click.Context(
+        cli,
+        info_name="ramen",
+        terminal_width=HELP_WIDTH,
+        max_content_width=HELP_WIDTH,
+        help_option_names=["-h", "--help"],
+    )
     lines = ["# Command line", "", f"<!-- {GENERATED.format(source='ramen/cli/')} -->", ""]
     lines += ["```text", cli.get_help(context).rstrip(), "```"]
     for name in cli.list_commands(context):
@@ -149,7 +154,8 @@ def cli_page() -> str:
 def _exit_codes() -> list[str]:
     from ramen.errors import RamenError
 
+    errors: list[type[RamenError]] = [RamenError, *RamenError.__subclasses__()]
     return [
         f"| {error.exit_code} | `{error.__name__}`: {(error.__doc__ or '').strip().splitlines()[0]} |"
-        for error in [RamenError, *RamenError.__subclasses__()]
+        for error in errors
     ]

@@ -1,0 +1,5 @@
+"""`python -m ramen`, the same as `ramen`."""
+
+from ramen.cli import main
+
+main()

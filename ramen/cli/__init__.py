@@ -1,0 +1,49 @@
+"""`ramen ...`: one command per stage of the table, and the commands that run, read and derive.
+
+Only click and the stage table are imported here; everything else is imported inside the command that needs it, so
+that `ramen --help` answers at once. A RamenError prints its lines on stderr and ends with its class's exit code;
+anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import click
+
+from ramen.cli import project, runs, use
+from ramen.cli.base import CommandGroup
+from ramen.cli.stages import stage_command
+from ramen.stages import STAGES
+
+EXAMPLES = """\b
+Examples:
+  ramen run --preset demo                      the whole pipeline, beside its base
+  ramen run --set data.source=xc --set data.path=DIR --out DIR2
+  ramen ingest --source xc --path DIR          one stage, reading params.yaml
+  ramen query "command line mail client" -k 5  ask the published index
+  ramen compare                                runs side by side
+  ramen config --preset debian -o params.yaml  a complete, commented parameter file
+"""
+
+
+@click.group(cls=CommandGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ramen", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Graph-regularised encoder training for extreme classification, as a pipeline.
+
+    Values are resolved as: defaults < --preset < parameter file < --set. Without --preset and --params, params.yaml of
+    the working directory is read if there is one.
+    """
+
+
+cli.add(
+    "Pipeline",
+    runs.run,
+    *(stage_command(stage) for stage in STAGES.values()),
+)
+cli.add("Use", use.query, runs.compare)
+cli.add("Project", project.fetch, project.config, project.compile, project.sync)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli(prog_name="ramen")

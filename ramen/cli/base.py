@@ -1,0 +1,105 @@
+"""What all commands share: groups in the help, errors as lines, configuration options, progress on stderr."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ramen.errors import RamenError
+
+if TYPE_CHECKING:
+    from ramen.config import Config
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+
+
+class Refusal(click.ClickException):
+    """A RamenError on its way to stderr: its lines and its exit code."""
+
+    def __init__(self, error: RamenError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        for line in self.message.splitlines():
+            click.echo(f"error: {line}", err=True)
+
+
+class CommandGroup(click.Group):
+    """A group whose help lists its commands under titles, and which turns a RamenError into lines."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.titles: dict[str, list[str]] = {}
+
+    def add(self, title: str, *commands: click.Command) -> None:
+        """Add commands under a title of the help page."""
+        for command in commands:
+            self.add_command(command)
+            self.titles.setdefault(title, []).append(str(command.name))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for names in self.titles.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, names in self.titles.items():
+            with formatter.section(title):
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(90)) for name in names]
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], self.commands, n=1)
+            hint = f"did you mean {close[0]}?" if close else "`ramen --help` lists them"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RamenError as error:
+            raise Refusal(error) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
+
+
+def config_options(function: Function) -> Function:
+    """The options `--preset`, `--params` and `--set`; the command gets them resolved as the argument `resolve`."""
+
+    @click.option("--preset", metavar="NAME", help="Start from a preset (ramen/presets) instead of params.yaml.")
+    @click.option("--params", type=PATH, metavar="FILE", help="Parameter file.  [default: params.yaml if there is one]")
+    @click.option("--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one knob; may be repeated.")
+    @functools.wraps(function)
+    def wrapped(*, preset: str | None, params: Path | None, sets: tuple[str, ...], **kwargs: Any) -> Any:
+        def resolve(*more: str) -> Config:
+            """Resolve the configuration; `more` are assignments of the command's own options."""
+            from ramen.config import resolve
+
+            return resolve(preset=preset, params=params, sets=[*sets, *more])
+
+        return function(resolve=resolve, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def show_progress() -> None:
+    """Send the package's log lines to stderr, as plain lines that a machine can also read."""
+    logger = logging.getLogger("ramen")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

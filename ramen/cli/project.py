@@ -1,0 +1,95 @@
+"""Commands about the project's own files: the data snapshot, parameter files, compiled and generated files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ramen.cli.base import PATH, config_options, show_progress
+
+if TYPE_CHECKING:
+    from ramen.config import Config
+
+
+@click.command(short_help="Write the Debian package snapshot that the demo trains on.")
+@config_options
+@click.option("--packages", type=PATH, metavar="FILE", help="Take this Packages file instead of asking apt.")
+def fetch(resolve: Callable[..., Config], packages: Path | None) -> None:
+    """Write the snapshot of the Debian package metadata to data.path.
+
+    \b
+    Examples:
+      ramen fetch
+      ramen fetch --packages /path/to/Packages.gz
+    """
+    from ramen.data.sources import packages as snapshot
+
+    show_progress()
+    path = Path(resolve("data.source=debian").data.path)
+    snapshot.fetch(path, packages=packages)
+    click.echo(path)
+
+
+@click.command(short_help="Print or write a complete, commented parameter file.")
+@config_options
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Write here instead of standard output.")
+def config(resolve: Callable[..., Config], output: Path | None) -> None:
+    """Print every knob with its value, range and help.
+
+    \b
+    Examples:
+      ramen config --preset demo -o params.yaml
+      ramen config --set training.epochs=5
+    """
+    from ramen.artifacts import write_text
+    from ramen.config import to_yaml
+
+    text = to_yaml(resolve())
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(output, text)
+        click.echo(output)
+
+
+@click.command(short_help="Compile the pipeline for Kubeflow.")
+@click.option(
+    "-o", "--output", type=PATH, default=Path("pipelines/ramen.yaml"), show_default=True, help="The compiled pipeline."
+)
+@click.option("--image", metavar="IMAGE", help="Image of all steps; an immutable tag or digest.")
+def compile(output: Path, image: str | None) -> None:
+    """Compile the pipeline to a file that `kfp run submit -e ramen -f FILE` takes.
+
+    \b
+    Example:
+      ramen compile --image registry.example/ramen@sha256:... -o ramen.yaml
+    """
+    from pipelines.compiling import compile_pipeline
+
+    compile_pipeline(output, image=image)
+    click.echo(output)
+
+
+@click.command(short_help="Write again what is derived: dvc.yaml, compiled pipeline, READMEs, reference pages.")
+@click.option("--check", is_flag=True, help="Change nothing; list the stale files and exit with 1 if there are any.")
+def sync(check: bool) -> None:
+    """Write again what is derived from the stage table and the configuration.
+
+    That is dvc.yaml, pipelines/ramen.yaml, components/*/README.md, docs/config.md, docs/cli.md, and the comments of
+    params.yaml (its values stay).
+    """
+    from pipelines.sync import ROOT, derived, stale
+
+    files = derived()
+    changed = stale(files)
+    for path in changed:
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files[path], encoding="utf-8")
+        click.echo(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
+    if check and changed:
+        click.echo("error: run `ramen sync` and commit", err=True)
+        raise SystemExit(1)

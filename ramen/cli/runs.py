@@ -1,0 +1,178 @@
+"""Commands about whole pipeline runs: run one, and set them side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ramen.cli import tables
+from ramen.cli.base import PATH, config_options, show_progress
+from ramen.errors import RamenError
+
+if TYPE_CHECKING:
+    from ramen.config import Config
+    from ramen.tracking import PipelineRun
+
+OURS, BASE = "ramen", "base"
+"""The two arms of a run: with graphs, and without. Folders under `--out`, and names of the MLflow runs."""
+
+
+@click.command(short_help="Run the whole pipeline, beside its base.")
+@config_options
+@click.option(
+    "--out", type=PATH, default=Path("artifacts"), show_default=True, metavar="DIR", help="Where the artifacts go."
+)
+@click.option(
+    "--base/--no-base",
+    "with_base",
+    default=True,
+    show_default=True,
+    help="First train the same pipeline with graphs off, on the same budget, and set it beside.",
+)
+def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
+    """Run all stages on Kubeflow's local runner; finished stages come from its cache.
+
+    The artifacts are in DIR/ramen, those of the base (objective.graphs = false, as many epochs) in DIR/base; the
+    base is not registered.
+
+    \b
+    Examples:
+      ramen run --preset demo
+      ramen run --preset debian --set training.epochs=20 --no-base
+      ramen run --set data.source=xc --set data.path=DIR --out DIR2
+    """
+    from ramen.data import sources
+
+    settings = resolve()
+    show_progress()
+    sources.fetch_if_missing(settings.data)
+    base: Mapping[str, Path] | None = None
+    if with_base and settings.objective.graphs:
+        base = _run_arm(BASE, base_of(settings), out)
+        settings = beside(settings, base["evaluation"])
+    made = _run_arm(OURS if settings.objective.graphs else BASE, settings, out)
+    _close(made, base, settings)
+
+
+def base_of(settings: Config) -> Config:
+    """The same configuration with graphs off, unregistered."""
+    return settings.model_copy(
+        update={
+            "objective": settings.objective.model_copy(update={"graphs": False}),
+            "index": settings.index.model_copy(update={"model": ""}),
+        }
+    )
+
+
+def beside(settings: Config, evaluation: Path) -> Config:
+    """The same configuration with the base's evaluation set beside its own.
+
+    The folder itself is named, not the link to it: another evaluation is then another value, which the cache sees.
+    """
+    place = os.path.relpath(evaluation.resolve())
+    return settings.model_copy(update={"scoring": settings.scoring.model_copy(update={"base": place})})
+
+
+def _run_arm(arm: str, settings: Config, out: Path) -> dict[str, Path]:
+    """Run the pipeline once, under an MLflow run of its own."""
+    from pipelines.local import run_local
+    from ramen.config import to_yaml
+    from ramen.tracking import start_pipeline_run
+
+    click.echo(f"\n{arm}: {'with' if settings.objective.graphs else 'without'} graphs", err=True)
+    with start_pipeline_run(arm, to_yaml(settings), {"ramen.arm": arm}):
+        return run_local(settings, out, arm=arm)
+
+
+def _close(made: Mapping[str, Path], base: Mapping[str, Path] | None, settings: Config) -> None:
+    """Print the closing table, and where to go from here."""
+    _table(_metrics(made["evaluation"]), None if base is None else _metrics(base["evaluation"]))
+    click.echo(f"report:     {made['evaluation'] / 'report.html'}")
+    click.echo(f"published:  {_published(made['retriever'])}")
+    if settings.index.model:
+        click.echo(f"ask it:     {_example(made['dataset'], settings)}")
+    click.echo("compare:    ramen compare, or `make ui` for the MLflow UI")
+
+
+def _table(ours: Mapping[str, float], base: Mapping[str, float] | None) -> None:
+    click.echo("Test documents, in per cent; head, torso and tail add up to the overall figure.\n")
+    rows = tables.comparison(base, ours)
+    tables.show(rows, ["slice", "run", *tables.COLUMNS], text_columns=2, ends=len(rows) if base is None else 3)
+
+
+def _metrics(evaluation: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((evaluation / "metrics.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _published(retriever: Path) -> str:
+    """What the receipt says about the registered version."""
+    entry = json.loads((retriever / "receipt.json").read_text(encoding="utf-8"))["registered"]
+    if entry is None:
+        return f"{retriever}, not registered (index.model is empty)"
+    version = f"{entry['name']} version {entry['version']}"
+    if entry["refused"]:
+        return f"{version}; the alias stays where it was: {entry['refused']}"
+    return version + (f", alias {entry['alias']}" if entry["alias"] else "")
+
+
+def _example(dataset: Path, settings: Config) -> str:
+    """A query that works: the text of a test document."""
+    from ramen.data.dataset import Texts
+
+    texts = [text for text in Texts.read(dataset / "texts" / "test.parquet").texts if text.strip()]
+    words = ["ramen", "query", texts[0] if texts else "...", "-k", "5"]
+    if settings.index.model != "ramen":
+        words += ["--model", settings.index.model]
+    if settings.index.alias != "champion":
+        words += ["--version", settings.index.alias or "1"]
+    return shlex.join(words)
+
+
+@click.command(short_help="Set runs side by side.")
+@click.argument("runs", nargs=-1)
+@click.option(
+    "--last", type=click.IntRange(min=1), default=10, show_default=True, help="Newest runs, if none is named."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of runs with all metrics and parameters.")
+def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
+    """Print pipeline runs from MLflow side by side; RUNS are names or beginnings of ids.
+
+    \b
+    Examples:
+      ramen compare
+      ramen compare ramen base --json
+    """
+    from ramen.tracking import list_pipeline_runs
+
+    found = list_pipeline_runs()
+    chosen = select(found, runs) if runs else found[:last]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(run) for run in chosen], indent=1, sort_keys=True))
+        return
+    rows = [
+        [run.name, run.run_id[:8], _when(run.started), run.status.lower(), *tables.figures(run.metrics)]
+        for run in chosen
+    ]
+    tables.show(rows, ["run", "id", "started", "status", *tables.COLUMNS], text_columns=4, ends=len(rows) or 1)
+
+
+def select(found: Sequence[PipelineRun], wanted: Sequence[str]) -> list[PipelineRun]:
+    """The runs of these names or beginnings of ids, newest first. Raises RamenError for one that matches nothing."""
+    for text in wanted:
+        if not any(run.name == text or run.run_id.startswith(text) for run in found):
+            names = ", ".join(sorted({run.name for run in found})) or "none yet: `ramen run` makes them"
+            raise RamenError(f"no pipeline run {text!r} in MLflow; there are: {names}")
+    return [run for run in found if any(run.name == text or run.run_id.startswith(text) for text in wanted)]
+
+
+def _when(started: int) -> str:
+    return datetime.fromtimestamp(started / 1000).strftime("%Y-%m-%d %H:%M")

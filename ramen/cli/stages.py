@@ -1,0 +1,105 @@
+"""One command per stage, made from the stage table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ramen.artifacts import write_text
+from ramen.cli.base import PATH, config_options, show_progress
+from ramen.stages import Stage, default_path, run_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ramen.config import Config
+
+
+def metrics_path(stage: str) -> Path:
+    """Where a stage's metrics go unless told otherwise."""
+    return Path("metrics") / f"{stage}.json"
+
+
+def write_metrics(path: Path, metrics: Mapping[str, float]) -> None:
+    """Write flat, sorted JSON atomically; a value that is no finite number becomes null."""
+    finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+    write_text(path, json.dumps(finite, indent=2, sort_keys=True) + "\n")
+
+
+def stage_command(stage: Stage) -> click.Command:
+    """The command of one stage: a path option per artifact, the configuration options, `--metrics`."""
+
+    @config_options
+    def callback(resolve: Callable[..., Config], metrics: Path, **values: Any) -> None:
+        from ramen.tracking import open_tracker
+
+        show_progress()
+        shorthands = {"source": "data.source", "path": "data.path"}
+        more = [f"{knob}={values[key]}" for key, knob in shorthands.items() if values.get(key) is not None]
+        sections = resolve(*more).sections(stage.sections)
+        outputs = {name: values[name] for name in stage.writes}
+        with open_tracker(stage.name) as track:
+            result = run_stage(
+                stage.name,
+                sections=sections,
+                inputs={name: values[name] for name in stage.reads},
+                outputs=outputs,
+                track=track,
+            )
+        write_metrics(metrics, result)
+        for key, value in sorted(result.items()):
+            click.echo(f"{key} {value:.6g}")
+        for name, place in outputs.items():
+            click.echo(f"{name}: {place}")
+
+    command = click.command(stage.name, help=_help(stage))(callback)
+    command.params[:0] = [*_artifact_options(stage), *_shorthands(stage)]
+    metrics = click.Option(
+        ["--metrics"], type=PATH, default=metrics_path(stage.name), show_default=True, help="Where the metrics go."
+    )
+    command.params.append(metrics)
+    return command
+
+
+def _artifact_options(stage: Stage) -> list[click.Option]:
+    roles = [(name, "read") for name in stage.reads] + [(name, "written") for name in stage.writes]
+    return [
+        click.Option(
+            [f"--{name.replace('_', '-')}", name],
+            type=PATH,
+            metavar="DIR",
+            default=default_path(name),
+            show_default=True,
+            help=f"Artifact {role}.",
+        )
+        for name, role in roles
+    ]
+
+
+def _shorthands(stage: Stage) -> list[click.Option]:
+    if "data" not in stage.sections:
+        return []
+    return [
+        click.Option(["--source"], metavar="NAME", help="Short for --set data.source=NAME."),
+        click.Option(["--path"], type=PATH, help="Short for --set data.path=PATH."),
+    ]
+
+
+def _help(stage: Stage) -> str:
+    text = f"{stage.help[0].upper()}{stage.help[1:]}.\n\nConfig sections: {', '.join(stage.sections)}."
+    return f"{text}\n\n\b\nExample:\n  ramen {stage.name} {_EXAMPLES[stage.name]}"
+
+
+_EXAMPLES = {
+    "ingest": "--source xc --path data/LF-WikiSeeAlsoTitles-320K",
+    "build-graph": "--set walk.hops=400 --set walk.degree_cap=200",
+    "warmup": "--set training.lr=1e-4",
+    "prune-retrain": "--set pruning.threshold=0.2",
+    "evaluate": "--set scoring.quantiles=5",
+    "publish-index": "--set index.kind=flat",
+}

@@ -1,0 +1,68 @@
+"""Tables for people: metrics of runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+COLUMNS = {
+    "P@1": "p_at_1",
+    "P@3": "p_at_3",
+    "P@5": "p_at_5",
+    "N@5": "n_at_5",
+    "PSP@1": "psp_at_1",
+    "PSP@3": "psp_at_3",
+    "PSP@5": "psp_at_5",
+    "R@100": "r_at_100",
+}
+"""Column title -> key of metrics.json."""
+
+SLICES = ("overall", "head", "torso", "tail")
+"""Rows; head, torso and tail are contributions that add up to the overall figure."""
+
+
+def value(metrics: Mapping[str, float], part: str, key: str) -> float | None:
+    """A metric of a slice, None where the evaluation does not report it."""
+    return metrics.get(key if part == "overall" else f"{part}/{key}")
+
+
+def figures(metrics: Mapping[str, float]) -> list[str]:
+    """The overall figures of a run, as text."""
+    return _numbers([metrics.get(key) for key in COLUMNS.values()])
+
+
+def comparison(base: Mapping[str, float] | None, ours: Mapping[str, float]) -> list[list[str]]:
+    """Rows `slice, run, figures...`: base, ramen and the gain for every slice; ramen alone without a base."""
+    rows = []
+    for part in SLICES:
+        own = [value(ours, part, key) for key in COLUMNS.values()]
+        if base is None:
+            rows.append([part, "ramen", *_numbers(own)])
+            continue
+        beside = [value(base, part, key) for key in COLUMNS.values()]
+        gains = [None if a is None or b is None else a - b for a, b in zip(own, beside, strict=True)]
+        rows.append([part, "base", *_numbers(beside)])
+        rows.append(["", "ramen", *_numbers(own)])
+        rows.append(["", "gain", *_numbers(gains, sign=True)])
+    return rows
+
+
+def _numbers(values: Iterable[float | None], *, sign: bool = False) -> list[str]:
+    form = "{:+.2f}" if sign else "{:.2f}"
+    return ["" if figure is None else form.format(figure) for figure in values]
+
+
+def show(rows: Sequence[Sequence[str]], columns: Sequence[str], *, text_columns: int, ends: int) -> None:
+    """Print a table on standard output; a line is drawn after every `ends` rows."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < text_columns else "right", no_wrap=True)
+    for number, row in enumerate(rows, 1):
+        table.add_row(*row, end_section=number % ends == 0 and number < len(rows))
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a pipe or a file gets the whole width, whatever the terminal's
+        console.width = 200
+    console.print(table)

@@ -1,0 +1,86 @@
+"""The closing table and the lines below it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ramen.artifacts import write_texts
+from ramen.cli import runs, tables
+from ramen.config import resolve
+
+OURS = {"p_at_1": 40.0, "psp_at_5": 30.5, "head/p_at_1": 10.0, "torso/p_at_1": 12.0, "tail/p_at_1": 18.0}
+BASE = {"p_at_1": 38.25, "psp_at_5": 31.0, "head/p_at_1": 10.0, "torso/p_at_1": 13.0, "tail/p_at_1": 15.25}
+
+
+def made(folder: Path, metrics: dict[str, float], registered: dict[str, object] | None) -> dict[str, Path]:
+    """The artifacts that the closing lines read."""
+    for name in ("evaluation", "retriever", "dataset"):
+        (folder / name).mkdir(parents=True)
+    (folder / "evaluation" / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "retriever" / "receipt.json").write_text(json.dumps({"registered": registered}))
+    write_texts(folder / "dataset" / "texts" / "test.parquet", ["a", "b"], [" ", "mutt's mail"])
+    return {name: folder / name for name in ("evaluation", "retriever", "dataset")}
+
+
+def test_rows_hold_base_ramen_and_the_gain() -> None:
+    rows = tables.comparison(BASE, OURS)
+    p1 = 2 + list(tables.COLUMNS).index("P@1")
+    psp5 = 2 + list(tables.COLUMNS).index("PSP@5")
+    assert [row[:2] for row in rows[:3]] == [["overall", "base"], ["", "ramen"], ["", "gain"]]
+    assert [row[p1] for row in rows] == [
+        *("38.25", "40.00", "+1.75"),
+        *("10.00", "10.00", "+0.00"),
+        *("13.00", "12.00", "-1.00"),
+        *("15.25", "18.00", "+2.75"),
+    ]
+    assert [row[psp5] for row in rows[:4]] == ["31.00", "30.50", "-0.50", ""], "what is not measured stays empty"
+    assert [row[:2] for row in tables.comparison(None, OURS)] == [
+        [part, "ramen"] for part in ("overall", "head", "torso", "tail")
+    ]
+
+
+def test_the_closing_lines_name_report_version_and_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"name": "ramen", "version": 4, "alias": "champion", "refused": None}
+    ours, base = made(tmp_path / "a", OURS, entry), made(tmp_path / "b", BASE, None)
+    runs._close(ours, base, resolve(preset="demo"))
+    text = capsys.readouterr().out
+    assert f"{tmp_path}/a/evaluation/report.html" in text
+    assert "ramen version 4, alias champion" in text
+    assert """ramen query 'mutt'"'"'s mail' -k 5\n""" in text
+    assert "make ui" in text and "+1.75" in text and "R@100" in text
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        (None, "not registered (index.model is empty)"),
+        (
+            {"name": "m", "version": 2, "alias": None, "refused": "worse"},
+            "m version 2; the alias stays where it was: worse",
+        ),
+        ({"name": "m", "version": 2, "alias": None, "refused": None}, "m version 2"),
+    ],
+)
+def test_what_became_of_the_version(entry: dict[str, object] | None, line: str, tmp_path: Path) -> None:
+    assert runs._published(made(tmp_path, OURS, entry)["retriever"]).endswith(line)
+
+
+def test_the_base_differs_in_graphs_and_registration_alone() -> None:
+    settings = resolve(preset="demo")
+    ours, base = settings.sections(), runs.base_of(settings).sections()
+    changed = {(name, key) for name, values in ours.items() for key in values if values[key] != base[name][key]}
+    assert changed == {("objective", "graphs"), ("index", "model")}
+    assert base["objective"]["graphs"] is False and base["index"]["model"] == ""
+
+
+def test_the_base_is_set_beside_by_the_folder_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link keeps its name when it points elsewhere, and a cache that goes by the name would not see it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store" / "run-1").mkdir(parents=True)
+    (tmp_path / "evaluation").symlink_to("store/run-1")
+    settings = resolve(preset="demo")
+    assert runs.beside(settings, Path("evaluation")).scoring.base == "store/run-1"
+    assert runs.beside(settings, Path("x")).training == settings.training

@@ -1,0 +1,49 @@
+"""The help: every command, in groups, with examples, and at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from ramen.cli import cli
+from ramen.stages import STAGES
+
+HEAVY = {"faiss", "great_expectations", "kfp", "matplotlib", "mlflow", "numpy", "pandas", "pydantic", "rich", "torch"}
+
+
+def test_help_lists_every_command_under_its_title() -> None:
+    text = CliRunner().invoke(cli, ["--help"]).output
+    titles = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[-4:-1] == ["Pipeline", "Use", "Project"]
+    pipeline, rest = text.split("Pipeline:\n")[1].split("Use:\n")
+    assert [line.split()[0] for line in pipeline.splitlines() if line] == ["run", *STAGES]
+    use, project = rest.split("Project:\n")
+    assert [line.split()[0] for line in use.splitlines() if line] == ["query", "compare"]
+    listed = project.split("\n\n")[0]
+    assert [line.split()[0] for line in listed.splitlines()] == ["fetch", "config", "compile", "sync"]
+
+
+@pytest.mark.parametrize("name", list(cli.commands))
+def test_every_command_shows_an_example(name: str) -> None:
+    text = CliRunner().invoke(cli, [name, "--help"]).output
+    assert f"  ramen {name}" in text.split("Example")[1] or name == "sync"
+
+
+@pytest.mark.parametrize("name", list(STAGES))
+def test_a_stage_has_an_option_per_artifact(name: str) -> None:
+    stage = STAGES[name]
+    text = CliRunner().invoke(cli, [name, "--help"]).output
+    for artifact in (*stage.reads, *stage.writes):
+        assert f"--{artifact.replace('_', '-')} DIR" in text
+        assert f"artifacts/{artifact}" in text
+    assert f"metrics/{name}.json" in text
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from ramen.cli import cli; cli(['--help'], standalone_mode=False); print('|', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split("|")[-1].split()}
+    assert not loaded & HEAVY

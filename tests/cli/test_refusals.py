@@ -1,0 +1,123 @@
+"""What a user reads, and the exit code, when something is not as it should be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ramen.cli import cli
+from ramen.errors import RamenError
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAMEN_TRACKING", "off")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "code"),
+    [
+        ("ingst", "no command 'ingst'; did you mean ingest?", 2),
+        ("qwertz", "no command 'qwertz'; `ramen --help` lists them", 2),
+        ("warmup --set training.epoch=3", "error: --set: training.epoch: unknown; did you mean epochs?", 2),
+        ("warmup --set trining.lr=3", "error: --set: trining: unknown section; did you mean training?", 2),
+        ("warmup --set training.lr=3", "error: training.lr = 3: input should be less than or equal to 1", 2),
+        ("warmup --set training.lr", "error: --set training.lr: expected section.key=value", 2),
+        ("config --preset debain", "error: preset 'debain': unknown; did you mean debian?", 2),
+        ("config --params no.yaml", "error: no.yaml: no such file", 2),
+        ("run --set walk.restart=0", "error: walk.restart = 0: input should be greater than 0", 2),
+        ("ingest --source xc --path nowhere", "error: nowhere: no such", 3),
+        ("ingest --source debian --path none.gz", "error: none.gz: no such file or folder; run `ramen fetch`", 3),
+        ("ingest --source abc", "error: data.source = 'abc': input should be 'debian' or 'xc'", 2),
+        ("build-graph", "error: artifacts/dataset: no manifest.json: not a finished dataset", 4),
+        ("evaluate --model m", "error: artifacts/dataset: no manifest.json", 4),
+        ("query x -k 0", "Invalid value for '-k'", 2),
+    ],
+)
+def test_refusal(arguments: str, line: str, code: int) -> None:
+    result = invoke(*arguments.split())
+    assert line in result.stderr
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert list(Path().rglob("manifest.json")) == [] and not Path("metrics").exists()
+
+
+def test_each_problem_has_its_line() -> None:
+    result = invoke("config", "--set", "walk.hops=-1", "--set", "walk.restart=2")
+    assert result.stderr.splitlines() == [
+        "error: walk.hops = -1: input should be greater than or equal to 0",
+        "error: walk.restart = 2: input should be less than or equal to 1",
+    ]
+
+
+def test_a_process_ends_with_the_line_and_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-m", "ramen", "build-graph"], capture_output=True, text=True)
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: artifacts/dataset") and "Traceback" not in done.stderr
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramen.config.to_yaml", lambda config: 1 / 0)
+    assert isinstance(invoke("config").exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("error", [RamenError, *RamenError.__subclasses__()])
+def test_every_error_ends_with_its_code(error: type[RamenError], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: object) -> str:
+        raised = error.__new__(error)
+        Exception.__init__(raised, "one\ntwo")
+        raise raised
+
+    monkeypatch.setattr("ramen.config.to_yaml", refuse)
+    result = invoke("config")
+    assert result.exit_code == error.exit_code
+    assert result.stderr.splitlines() == ["error: one", "error: two"]
+
+
+def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(config: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ramen.config.to_yaml", interrupt)
+    result = invoke("config")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m ramen config | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout.startswith("# Every knob") and done.stderr == ""
+
+
+def test_config_writes_a_file_that_is_read_back() -> None:
+    assert invoke("config", "--preset", "demo", "--set", "walk.hops=7", "-o", "params.yaml").exit_code == 0
+    assert "  hops: 7  #" in invoke("config").stdout
+    assert "  hops: 9  #" in invoke("config", "--set", "walk.hops=9").stdout
+
+
+def test_ingest_runs_and_files_its_metrics(xc_folder: Path) -> None:
+    result = invoke("ingest", "--source", "xc", "--path", str(xc_folder), "--dataset", "d", "--metrics", "m.json")
+    assert result.exit_code == 0, result.stderr
+    metrics = json.loads(Path("m.json").read_text())
+    assert metrics and list(metrics) == sorted(metrics)
+    assert result.stdout.splitlines()[-1] == "dataset: d"
+    assert json.loads(Path("d/manifest.json").read_text())["sections"]["data"]["source"] == "xc"
+
+
+def test_broken_data_leave_nothing_behind(xc_folder: Path) -> None:
+    lines = (xc_folder / "trn_X_Y.txt").read_text().splitlines()
+    (xc_folder / "trn_X_Y.txt").write_text("\n".join([lines[0], "99:1.0", *lines[2:]]) + "\n")
+    result = invoke("ingest", "--source", "xc", "--path", str(xc_folder))
+    assert result.exit_code == 3
+    assert "trn_X_Y.txt:2" in result.stderr
+    assert not Path("artifacts").exists() or list(Path("artifacts").iterdir()) == []

@@ -1,0 +1,104 @@
+"""dvc.yaml against the stage table, and the real dvc on a small data set."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ramen.config import SECTIONS, parse, resolve, to_yaml
+from ramen.stages import PACKAGE, STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+DVC_YAML = ROOT / "dvc.yaml"
+SMALL = (
+    "data.source=xc",
+    "data.path=raw",
+    "walk.hops=20",
+    "encoder.name=tiny",
+    "encoder.max_length=16",
+    "training.batch_size=16",
+    "training.epochs=2",
+    "training.warmup_epochs=1",
+    "training.threads=1",
+    "pruning.every=1",
+    "scoring.retrieve=100",
+    "index.kind=flat",
+    "index.model=",
+)
+
+
+def test_stages_are_those_of_the_table() -> None:
+    stages = yaml.safe_load(DVC_YAML.read_text())["stages"]
+    assert list(stages) == list(STAGES)
+    for name, stage in STAGES.items():
+        made = stages[name]
+        assert made["cmd"] == f"ramen {name}"
+        assert made["outs"] == [f"artifacts/{artifact}" for artifact in stage.writes]
+        assert made["params"] == list(stage.sections)
+        artifacts = {dep.removeprefix("artifacts/") for dep in made["deps"] if dep.startswith("artifacts/")}
+        assert artifacts == set(stage.reads)
+        code = {dep.removeprefix("ramen/") for dep in made["deps"] if dep.startswith("ramen/")}
+        assert code == {*stage.code, "artifacts.py", "config.py", "stages.py"}
+    assert "${data.path}" in stages["ingest"]["deps"]
+
+
+def test_params_yaml_is_complete_and_valid() -> None:
+    tree = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert {name: set(values) for name, values in tree.items()} == {
+        name: set(section.model_fields) for name, section in SECTIONS.items()
+    }
+    parse(tree)
+
+
+@pytest.fixture
+def project(tmp_path: Path, xc_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A DVC project with our dvc.yaml, a copy of the package as its code, and a small data set."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copytree(PACKAGE, folder / "ramen", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.move(xc_folder, folder / "raw")
+    shutil.copy(DVC_YAML, folder)
+    shutil.copy(ROOT / ".dvcignore", folder)
+    configure(folder)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(tmp_path / "global"))
+    monkeypatch.setenv("RAMEN_TRACKING", "off")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    dvc(folder, "init", "--no-scm", "-q")
+    return folder
+
+
+def configure(folder: Path, *more: str) -> None:
+    (folder / "params.yaml").write_text(to_yaml(resolve(preset="demo", sets=[*SMALL, *more])))
+
+
+def dvc(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["dvc", *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def repro(folder: Path) -> list[str]:
+    """Run `dvc repro`; names of the stages that ran."""
+    return re.findall(r"^Running stage '([\w-]+)'", dvc(folder, "repro"), re.MULTILINE)
+
+
+def test_repro_runs_what_changed_and_nothing_else(project: Path) -> None:
+    assert repro(project) == list(STAGES)
+    bytecode = project / "ramen" / "index" / "__pycache__"
+    bytecode.mkdir()
+    (bytecode / "stage.pyc").write_bytes(b"")
+    assert repro(project) == []
+    configure(project, "index.kind=hnsw")
+    assert repro(project) == ["publish-index"]
+    shown = dvc(project, "metrics", "show", "--json")
+    assert '"p_at_1"' in shown and '"ann_recall' in shown
