@@ -46,7 +46,7 @@ def walk(
     anchors = bipartite.shape[1]
     with use_threads(threads) as used:
         indices, counts = _walk(
-            columns.indptr.astype(np.int64), columns.indices.astype(np.int32), rows.indptr.astype(np.int64),
+            _narrow(columns.indptr), columns.indices.astype(np.int32), _narrow(rows.indptr),
             rows.indices.astype(np.int32), hops, np.uint64(restart * 2.0**32), top_k, np.uint64(seed),
             min(max(anchors, 1), used * BLOCKS_PER_THREAD),
         )  # fmt: skip
@@ -56,6 +56,11 @@ def walk(
     matrix = sp.csr_matrix((shares[kept].astype(np.float32), indices[kept], indptr), shape=(anchors, anchors))
     matrix.sort_indices()
     return matrix
+
+
+def _narrow(pointers: NDArray[Any]) -> NDArray[Any]:
+    """Row pointers as int32 while they fit: half the memory traffic of the walk's random reads."""
+    return pointers.astype(np.int32 if pointers[-1] < 2**31 else np.int64)
 
 
 def walkable(bipartite: sp.csr_matrix, degree_cap: int) -> tuple[sp.csr_matrix, sp.csc_matrix]:
@@ -134,18 +139,21 @@ def _visits(start, a_ptr, a_rows, r_ptr, r_anchors, hops, restart, seed, counts,
     gamma = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(_mix(seed + gamma) ^ (np.uint64(start) * gamma + np.uint64(1)))
     current, found = start, 0
+    first, degree = a_ptr[start], a_ptr[start + 1] - a_ptr[start]
     for hop in range(hops):
         state += gamma
         bits = _mix(state)
         if hop == 0 or (bits & low) < restart:
-            current = start
-        row = a_rows[_pick(bits >> np.uint64(32), a_ptr[current], a_ptr[current + 1] - a_ptr[current])]
+            row = a_rows[_pick(bits >> np.uint64(32), first, degree)]
+        else:
+            row = a_rows[_pick(bits >> np.uint64(32), a_ptr[current], a_ptr[current + 1] - a_ptr[current])]
         state += gamma
         current = r_anchors[_pick(_mix(state) & low, r_ptr[row], r_ptr[row + 1] - r_ptr[row])]
-        if counts[current] == 0:
-            touched[found] = current
-            found += 1
-        counts[current] += 1
+        # no branch: whether a visit is the first is a coin toss that the processor cannot predict
+        count = counts[current]
+        counts[current] = count + 1
+        touched[found] = current
+        found += count == 0
     return found
 
 
