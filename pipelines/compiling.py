@@ -32,6 +32,8 @@ def compiled_text(settings: Config | None = None, image: str | None = None) -> s
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(build(settings, dict.fromkeys(STAGES, __version__)), str(path))
         text = path.read_text(encoding="utf-8")
+    # kfp's own header lists the parameters in an order that differs from process to process
+    text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
     if image is not None:
         from components.image import IMAGE
 

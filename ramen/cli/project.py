@@ -80,6 +80,10 @@ def sync(check: bool) -> None:
 
     That is dvc.yaml, pipelines/ramen.yaml, components/*/README.md, docs/config.md, docs/cli.md, and the comments of
     params.yaml (its values stay).
+
+    \b
+    Example:
+      ramen sync --check
     """
     from pipelines.sync import ROOT, derived, stale
 
