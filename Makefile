@@ -29,8 +29,10 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY) ## the whole pipeline on the Debian data set, beside its base (PRESET=debian: all of it)
 	ramen run --preset $(PRESET)
 
+# one thread each: two processes whose OpenMP threads share two cores spin against each other
+test: export OMP_NUM_THREADS := 1
 test: $(READY) ## the whole test suite
-	pytest
+	pytest -n 2 --dist loadfile
 
 check: $(READY) ## lint, format, types, import layers, generated files
 	ruff check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ from ramen.config import Config
 from ramen.data import sources
 from ramen.errors import RamenError
 from ramen.stages import STAGES
-from ramen.tracking import ARM_ENV
+from ramen.tracking import ARM_ENV, record_cached
 
 STORE = ".kfp"
 """Folder under `--out` that holds the runner's outputs and its cache."""
@@ -62,6 +63,9 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
         except RuntimeError as error:
             raise RamenError(console.failure() or str(error)) from None
     made = {name: Path(finished.outputs[name].path) for name in Outputs._fields}
+    for stage in console.cached:
+        scalars = made[STAGES[stage].writes[0]].parent / "scalars"
+        record_cached(stage, json.loads(scalars.read_text(encoding="utf-8")))
     return {name: _link(out / arm / name, target) for name, target in made.items()}
 
 
@@ -112,6 +116,7 @@ class Console(io.TextIOBase):
         self.stage: str | None = None
         self.started = 0.0
         self.recent: list[str] = []
+        self.cached: list[str] = []
         self._partial = ""
         self._streaming = False
 
@@ -148,6 +153,7 @@ class Console(io.TextIOBase):
         stage = task.group(1) if task else ""
         self._streaming = message.startswith("Streamed logs")
         if "cache hit" in message:
+            self.cached.append(stage)
             self._say(f"{self._number(stage)} {stage}: from the cache")
         elif message.startswith("Executing task"):
             self.stage, self.started, self.recent = stage, self.clock(), []

@@ -22,7 +22,7 @@ from typing import Any
 
 from ramen.artifacts import KINDS, drafts, open_artifact
 from ramen.errors import ArtifactError
-from ramen.tracking import NullTracker, Tracker
+from ramen.tracking import NullTracker, Tracker, flat_params
 
 PACKAGE = Path(__file__).parent
 WORK_ENV = "RAMEN_WORK"
@@ -174,7 +174,7 @@ def run_stage(
     values = {key: parse_section(key, sections.get(key, {})) for key in stage.sections}
     plain = {key: value.model_dump() for key, value in values.items()}
     opened = {key: open_artifact(path, key) for key, path in inputs.items()}
-    track.params({f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()})
+    track.params(flat_params(plain))
     for key, artifact in opened.items():
         track.dataset(key, artifact.digest, str(inputs[key]))
 

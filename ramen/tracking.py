@@ -118,13 +118,19 @@ def open_tracker(stage: str) -> Iterator[Tracker]:
 
 
 @contextmanager
-def start_pipeline_run(name: str, config_yaml: str, tags: Mapping[str, str] | None = None) -> Iterator[str | None]:
+def start_pipeline_run(
+    name: str,
+    config_yaml: str,
+    tags: Mapping[str, str] | None = None,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[str | None]:
     """Open the parent run of a pipeline and hand its id to the stages by `RAMEN_PARENT_RUN`.
 
     Args:
         name: of the run.
         config_yaml: the whole configuration, stored as config.yaml.
         tags: beside the provenance.
+        sections: the configuration's values, recorded as parameters (stages from a cache record none themselves).
 
     Yields:
         The run's id, or None when tracking is off.
@@ -135,6 +141,7 @@ def start_pipeline_run(name: str, config_yaml: str, tags: Mapping[str, str] | No
     store = Store.connect()
     run_id = store.create(name, None, provenance() | {PIPELINE_TAG: "true"} | dict(tags or {}))
     store.client.log_text(run_id, config_yaml, "config.yaml")
+    MlflowTracker(store, run_id, None).params(flat_params(sections or {}))
     before = os.environ.get(PARENT_ENV)
     os.environ[PARENT_ENV] = run_id
     try:
@@ -145,6 +152,22 @@ def start_pipeline_run(name: str, config_yaml: str, tags: Mapping[str, str] | No
             del os.environ[PARENT_ENV]
         else:
             os.environ[PARENT_ENV] = before
+
+
+def record_cached(stage: str, metrics: Mapping[str, float]) -> None:
+    """File a stage whose result came from a cache: a child of the running pipeline, tagged `ramen.cached`."""
+    if tracking_is_off():
+        return
+    store = Store.connect()
+    parent = store.find_parent()
+    run_id = store.create(stage, parent, provenance() | {"ramen.stage": stage, "ramen.cached": "true"})
+    with store.ending(run_id):
+        MlflowTracker(store, run_id, parent).log(metrics)
+
+
+def flat_params(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Section values as `section.key` parameters."""
+    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
 
 
 def tracking_is_off() -> bool:
@@ -202,9 +225,10 @@ class Store:
     def connect(cls) -> Store:
         """Open `MLFLOW_TRACKING_URI`, by default sqlite:///mlflow.db, and the experiment (made if missing)."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        for noisy in ("alembic", "mlflow"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
         import mlflow
+
+        for noisy in ("alembic", "mlflow"):  # after the import, which sets levels of its own
+            logging.getLogger(noisy).setLevel(logging.ERROR)
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         try:

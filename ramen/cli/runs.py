@@ -88,7 +88,7 @@ def _run_arm(arm: str, settings: Config, out: Path) -> dict[str, Path]:
     from ramen.tracking import start_pipeline_run
 
     click.echo(f"\n{arm}: {'with' if settings.objective.graphs else 'without'} graphs", err=True)
-    with start_pipeline_run(arm, to_yaml(settings), {"ramen.arm": arm}):
+    with start_pipeline_run(arm, to_yaml(settings), {"ramen.arm": arm}, settings.sections()):
         return run_local(settings, out, arm=arm)
 
 

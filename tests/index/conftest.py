@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,31 +27,6 @@ class RunTracker(NullTracker):
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.logged.update(metrics)
-
-
-@pytest.fixture(scope="session")
-def tracking_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty tracking database; its migrations take seconds, so it is made once and copied."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def store(tracking_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A fresh tracking store in the working directory, made the one MLflow uses; pickles are forbidden."""
-    import mlflow
-
-    shutil.copy(tracking_template, tmp_path / "mlflow.db")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    yield tmp_path / "mlflow.db"
-    mlflow.set_tracking_uri(None)
 
 
 @pytest.fixture

@@ -38,9 +38,3 @@ def tiny_artifacts(tiny_problem: Problem, tmp_path: Path) -> dict[str, Path]:
             },
         )
     return places
-
-
-@pytest.fixture(autouse=True)
-def work_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints go under the test's own folder."""
-    monkeypatch.setenv("RAMEN_WORK", str(tmp_path / "ramen-work"))

@@ -1,9 +1,11 @@
-"""Fixtures that more than one folder of tests needs: a small problem with planted truth, and the same as files."""
+"""Fixtures that more than one folder of tests needs: a small problem with planted truth, the same as files, and a
+tracking store."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,17 @@ def _documents(rng: np.random.Generator, count: int, words: list[list[str]]) -> 
 
 @pytest.fixture
 def tiny_problem() -> Problem:
+    """The small problem of `make_tiny_problem`."""
+    return make_tiny_problem()
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small problem as a folder that the source `xc` reads, for all tests of a session: do not change it."""
+    return write_xc(make_tiny_problem(), tmp_path_factory.mktemp("source") / "xc")
+
+
+def make_tiny_problem() -> Problem:
     """60 training documents, 20 test documents, 30 labels in 6 topics, anchor sets `category` and `links`.
 
     A label's text names one word, a document's text the words of its labels, the anchors of `category` the topic, and
@@ -138,3 +151,36 @@ def xc_folder(tiny_problem: Problem, tmp_path: Path) -> Path:
 def xc_writer() -> Callable[[Problem, Path], Path]:
     """The function that writes a problem as a folder of the source `xc`."""
     return write_xc
+
+
+@pytest.fixture(scope="session")
+def tracking_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty tracking database; its migrations take seconds, so it is made once and copied."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def store(tracking_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh tracking store in the working directory, made the one MLflow uses; pickles are forbidden."""
+    import mlflow
+
+    shutil.copy(tracking_template, tmp_path / "mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    yield tmp_path / "mlflow.db"
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(autouse=True)
+def _own_work_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints go under the test's own folder, and nothing of the caller's tracking set-up leaks in."""
+    monkeypatch.setenv("RAMEN_WORK", str(tmp_path / "ramen-work"))
+    for name in ("RAMEN_PARENT_RUN", "RAMEN_ARM", "KFP_RUN_ID", "DVC_STAGE", "MLFLOW_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)

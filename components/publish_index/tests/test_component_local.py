@@ -1,0 +1,17 @@
+"""Component `publish-index` on Kubeflow's local subprocess runner."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ramen.artifacts import open_artifact
+
+
+def test_it_gives_what_the_plain_call_gave(run_locally: Any, chain: Any) -> None:
+    made = run_locally("publish-index")
+    files = [
+        open_artifact(place, "retriever").manifest["files"] for place in (made["retriever"], chain.folder / "retriever")
+    ]
+    assert files[0] == files[1]
+    assert json.loads(made["scalars"].read_text()) == json.loads((chain.folder / "publish-index-scalars").read_text())

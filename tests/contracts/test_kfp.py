@@ -1,0 +1,135 @@
+"""Components and compiled pipeline against the stage table, and what every task must carry on a cluster."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.image import IMAGE
+from pipelines.compiling import compiled_text
+from pipelines.resources import GPU, GPU_POOL, MLFLOW_SECRET, RESOURCES, USER
+from ramen.config import resolve
+from ramen.stages import STAGES, Stage
+
+ROOT = Path(__file__).resolve().parents[2]
+REPORTING = {"ingest", "evaluate"}
+
+
+@pytest.fixture(scope="module")
+def documents() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The compiled pipeline and its platform document."""
+    spec, platform = yaml.safe_load_all(compiled_text(resolve(preset="demo")))
+    return spec, platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
+def component(stage: Stage) -> Any:
+    return getattr(importlib.import_module(f"components.{stage.identifier}.component"), stage.identifier)
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_a_components_signature_is_its_stages(stage: Stage) -> None:
+    spec = component(stage).component_spec
+    inputs = {name: value.type for name, value in (spec.inputs or {}).items()}
+    assert {name for name in inputs if name in stage.reads} == set(stage.reads)
+    parameters = {name: kind for name, kind in inputs.items() if name not in stage.reads}
+    assert parameters == {**dict.fromkeys(stage.sections, "Dict"), "version": "String"}
+    reports = {"report"} if stage.name in REPORTING else set()
+    assert set(spec.outputs) == {*stage.writes, "scalars"} | reports
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_a_component_imports_nothing_heavy_at_the_top(stage: Stage) -> None:
+    """kfp takes the function's source into the pod; what it needs is imported in its body."""
+    tree = ast.parse((ROOT / "components" / stage.identifier / "component.py").read_text())
+    top = {
+        name
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert top == {"kfp", "components.image"}
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
+    assert len(function.body) <= 5, "a docstring, an import, two dicts, a call"
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_a_task_gets_its_sections_and_the_artifacts_of_their_producers(
+    stage: Stage, documents: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    spec, _ = documents
+    producer = {name: other.name for other in STAGES.values() for name in other.writes}
+    task = spec["root"]["dag"]["tasks"][stage.name]
+    parameters = task["inputs"]["parameters"]
+    assert {name for name in parameters if name != "version"} == set(stage.sections)
+    for name in stage.sections:
+        assert parameters[name] == {"componentInputParameter": name}
+    artifacts = task["inputs"].get("artifacts", {})
+    assert {name: value["taskOutputArtifact"]["producerTask"] for name, value in artifacts.items()} == {
+        name: producer[name] for name in stage.reads
+    }
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_a_task_is_placed_as_the_table_of_resources_says(
+    stage: Stage, documents: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    spec, platform = documents
+    need = RESOURCES[stage.name]
+    container = spec["deploymentSpec"]["executors"][f"exec-{stage.name}"]["container"]
+    resources = container["resources"]
+    assert container["image"] == IMAGE and not IMAGE.endswith(":latest")
+    for key in ("cpuRequest", "cpuLimit", "memoryRequest", "memoryLimit"):
+        assert resources[key] > 0
+    task = spec["root"]["dag"]["tasks"][stage.name]
+    assert task["retryPolicy"]["maxRetryCount"] == need.retries >= 1
+    assert bool(task["cachingOptions"].get("enableCache")) is not stage.side_effects
+    placed = platform[f"exec-{stage.name}"]
+    assert placed["securityContext"] == {
+        "runAsUser": str(USER), "runAsGroup": str(USER), "runAsNonRoot": True,
+    }  # fmt: skip
+    (secret,) = placed["secretAsEnv"]
+    assert secret["secretName"] == MLFLOW_SECRET and secret["optional"] is True
+    assert placed["fieldPathAsEnv"] == [{"name": "KFP_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"}]
+    assert bool(need.gpus) is stage.gpu
+    if stage.gpu:
+        assert resources["accelerator"]["resourceType"] == GPU
+        assert placed["nodeSelector"]["labels"] == dict([GPU_POOL])
+        assert placed["tolerations"][0]["key"] == GPU
+        assert placed["emptyDirMounts"][0]["mountPath"] == "/dev/shm"
+    else:
+        assert "accelerator" not in resources and "nodeSelector" not in placed
+
+
+def test_the_file_is_a_valid_pipeline_spec(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    from google.protobuf import json_format
+    from kfp.pipeline_spec import pipeline_spec_pb2
+
+    spec = json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
+    assert set(spec.root.dag.tasks) == set(STAGES)
+    assert set(spec.root.input_definitions.parameters) == {name for stage in STAGES.values() for name in stage.sections}
+
+
+def test_the_file_is_the_same_in_every_process() -> None:
+    code = "from pipelines.compiling import compiled_text; print(compiled_text())"
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(texts) == 1
+
+
+def test_an_image_given_at_compilation_is_every_tasks_image() -> None:
+    spec, _ = yaml.safe_load_all(compiled_text(resolve(preset="demo"), image="registry.example/ramen@sha256:0"))
+    images = {executor["container"]["image"] for executor in spec["deploymentSpec"]["executors"].values()}
+    assert images == {"registry.example/ramen@sha256:0"}

@@ -1,0 +1,112 @@
+"""The pipeline on Kubeflow's local runner: end to end, cached, and its words on the terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from pipelines.local import Console, _link, run_local
+from ramen.artifacts import open_artifact
+from ramen.config import Config, resolve
+from ramen.errors import RamenError
+from ramen.stages import STAGES
+from ramen.tracking import start_pipeline_run
+
+SMALL = (
+    "walk.hops=20", "encoder.name=tiny", "encoder.precision=fp32", "encoder.max_length=16", "training.batch_size=16",
+    "training.epochs=2", "training.warmup_epochs=1", "training.threads=1", "training.validation_fraction=0.1",
+    "pruning.every=1", "index.kind=flat",
+)  # fmt: skip
+
+
+def settings(folder: Path, *more: str) -> Config:
+    return resolve(preset="demo", sets=["data.source=xc", f"data.path={folder}", *SMALL, *more])
+
+
+def stages_run(text: str) -> list[str]:
+    """Stages that ran, by the console's lines."""
+    return [line.split("] ")[1].split(":")[0] for line in text.splitlines() if ": done in " in line]
+
+
+@pytest.mark.usefixtures("store")
+def test_the_whole_pipeline_runs_is_tracked_and_is_cached(
+    xc_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow import MlflowClient
+
+    out = tmp_path / "out"
+    with start_pipeline_run("ramen", "") as parent:
+        made = run_local(settings(xc_folder), out, arm="ramen")
+    assert stages_run(capsys.readouterr().err) == list(STAGES)
+    for name, place in made.items():
+        assert place == out / "ramen" / name and place.is_symlink()
+        open_artifact(place, name)
+    client = MlflowClient()
+    runs = client.search_runs([client.get_experiment_by_name("ramen").experiment_id])
+    children = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent}
+    assert set(children) == set(STAGES)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    rounds = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == children["prune-retrain"].info.run_id]
+    assert [run.info.run_name for run in rounds] == ["round-1"]
+    whole = client.get_run(parent)
+    assert whole.data.metrics["p_at_1"] == children["evaluate"].data.metrics["p_at_1"]
+    assert whole.data.params["training.epochs"] == "2" and whole.data.params["walk.hops"] == "20"
+    logged = {file.path for file in client.list_artifacts(children["evaluate"].info.run_id)}
+    assert "report.html" in logged
+
+    with start_pipeline_run("again", "", sections={"walk": {"hops": 20}}) as again:
+        run_local(settings(xc_folder, "index.hnsw_m=16"), out, arm="ramen")
+    said = capsys.readouterr().err
+    runs = client.search_runs([client.get_experiment_by_name("ramen").experiment_id])
+    stages = {r.info.run_name: r.data for r in runs if r.data.tags.get("mlflow.parentRunId") == again}
+    assert set(stages) == set(STAGES), "a cached stage is a child of its run too"
+    assert stages["warmup"].tags["ramen.cached"] == "true" and "ramen.cached" not in stages["publish-index"].tags
+    assert stages["evaluate"].metrics["p_at_1"] == children["evaluate"].data.metrics["p_at_1"]
+    assert client.get_run(again).data.params["walk.hops"] == "20"
+    assert stages_run(said) == ["publish-index"], "publishing has side effects; all else comes from the cache"
+    assert said.count("from the cache") == 5
+
+    broken = xc_folder / "raw_data" / "label.raw.txt"
+    broken.unlink()
+    with pytest.raises(RamenError, match=r"ingest: .*label\.raw\.txt") as caught:
+        run_local(settings(xc_folder), out, arm="ramen")
+    assert "Traceback" not in str(caught.value) + capsys.readouterr().err
+    open_artifact(made["model"], "model")
+
+
+def test_the_console_shows_stages_and_their_lines_and_hides_the_runners() -> None:
+    stream, time = io.StringIO(), iter([1.0, 3.5])
+    console = Console(stream, clock=lambda: next(time))
+    console.write(
+        "10:00:00.000 - INFO - Executing task \x1b[96m'warmup'\x1b[0m\n10:00:00.001 - INFO - Streamed logs:\n\n"
+        '    [KFP Executor 2026-01-01 10:00:00,000 INFO]: Got executor_input:\n    {\n        "inputs": {\n    }\n'
+        "    warmup epoch 1 loss 0.5\n        error: x.txt:3: bad\n"
+        "10:00:02.000 - INFO - Task \x1b[96m'warmup'\x1b[0m finished with status \x1b[92mSUCCESS\x1b[0m\n"
+        "10:00:02.000 - INFO - Task \x1b[96m'warmup'\x1b[0m outputs:\n    model: Model( name='model' )\n"
+    )
+    console.record("Task evaluate cache hit (key=0123); skipping execution.")
+    assert stream.getvalue().splitlines() == [
+        "[3/6] warmup", "  warmup epoch 1 loss 0.5", "  error: x.txt:3: bad", "[3/6] warmup: done in 2.5 s",
+        "[5/6] evaluate: from the cache",
+    ]  # fmt: skip
+    assert console.failure() == "warmup: x.txt:3: bad"
+
+
+def test_a_failure_without_an_error_line_shows_the_last_words() -> None:
+    console = Console(io.StringIO())
+    console.write("10:00:00.000 - INFO - Executing task 'ingest'\n10:00:00.001 - INFO - Streamed logs:\n\n")
+    console.write("    one\n    two\n    three\n    ValueError: four\n")
+    assert console.failure() == "ingest: two\ningest: three\ningest: ValueError: four"
+
+
+def test_a_link_replaces_a_link_but_never_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    place = _link(tmp_path / "out" / "model", tmp_path / "a")
+    assert place.resolve() == tmp_path / "a"
+    assert _link(tmp_path / "out" / "model", tmp_path / "b").resolve() == tmp_path / "b"
+    (tmp_path / "out" / "graph").mkdir()
+    with pytest.raises(RamenError, match=r"graph: is a folder"):
+        _link(tmp_path / "out" / "graph", tmp_path / "a")

@@ -1,0 +1,199 @@
+"""Runs as MLflow holds them, whichever front started the stage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramen.errors import Interrupted, RamenError
+from ramen.tracking import NullTracker, Tracker, list_pipeline_runs, open_tracker, pipeline_key, start_pipeline_run
+
+
+def client() -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient()
+
+
+def run_of(tracker: Tracker) -> Any:
+    return client().get_run(tracker.run_id)
+
+
+def parent_of(run: Any) -> str | None:
+    return run.data.tags.get("mlflow.parentRunId")
+
+
+@pytest.mark.usefixtures("store")
+def test_a_stage_alone_is_a_run_of_its_own() -> None:
+    with open_tracker("warmup") as track:
+        track.params({"training.lr": 1e-4, "objective.lambdas": {"a.label": 0.5}, "data.path": "x" * 900})
+        track.log({"loss": 0.5}, step=1)
+        track.log({"loss": 0.25}, step=2)
+    run = run_of(track)
+    assert run.info.status == "FINISHED" and parent_of(run) is None
+    assert run.data.tags["ramen.stage"] == "warmup" and run.data.tags["ramen.version"]
+    assert run.data.params["training.lr"] == "0.0001" and len(run.data.params["data.path"]) == 500
+    history = client().get_metric_history(track.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(1, 0.5), (2, 0.25)]
+
+
+@pytest.mark.usefixtures("store")
+def test_stages_of_ramen_run_are_children_of_its_run() -> None:
+    with start_pipeline_run("ramen", "data: {}\n", {"ramen.arm": "ramen"}) as parent:
+        assert os.environ["RAMEN_PARENT_RUN"] == parent
+        with open_tracker("evaluate") as track:
+            track.params({"scoring.quantiles": 5})
+            track.headline({"p_at_1": 40.0})
+            with track.child("round-1", {"ramen.round": "1"}) as child:
+                child.log({"x": 1.0})
+    assert "RAMEN_PARENT_RUN" not in os.environ
+    whole, stage, nested = client().get_run(parent), run_of(track), run_of(child)
+    assert parent_of(stage) == parent and parent_of(nested) == track.run_id
+    assert nested.data.tags["ramen.round"] == "1" and nested.info.status == "FINISHED"
+    assert whole.data.metrics == {"p_at_1": 40.0} == stage.data.metrics, "pipelines compare row by row"
+    assert whole.data.params == {"scoring.quantiles": "5"} and whole.data.tags["ramen.arm"] == "ramen"
+    assert Path(client().download_artifacts(parent, "config.yaml")).read_text() == "data: {}\n"
+
+
+@pytest.mark.usefixtures("store")
+def test_pods_of_one_kubeflow_run_share_a_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFP_RUN_ID", "run-7")
+    trackers = []
+    for stage in ("ingest", "warmup"):
+        with open_tracker(stage) as track:
+            trackers.append(track)
+    first, second = (parent_of(run_of(track)) for track in trackers)
+    assert first is not None and first == second
+    assert client().get_run(first).data.tags["ramen.pipeline_key"] == "kfp:run-7"
+    monkeypatch.setenv("KFP_RUN_ID", "run-8")
+    with open_tracker("ingest") as other:
+        pass
+    assert parent_of(run_of(other)) not in (None, first)
+
+
+def test_stages_of_one_dvc_repro_share_a_key(tmp_path: Path) -> None:
+    """A program called dvc starts two shells that start Python, as `dvc repro` does."""
+    code = "from ramen.tracking import pipeline_key; print(pipeline_key())"
+    dvc = tmp_path / "dvc"
+    dvc.write_text(
+        f"#!{sys.executable}\nimport subprocess, sys\n"
+        f"for _ in range(2): subprocess.run(['sh', '-c', sys.executable + ' -c {code!r}; true'], check=True)\n".replace(
+            repr(code), '"' + code + '"'
+        )
+    )
+    dvc.chmod(0o755)
+    environment = {**os.environ, "DVC_STAGE": "warmup"}
+    runs = [
+        subprocess.run([sys.executable, str(dvc)], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    keys = [run.split() for run in runs]
+    assert keys[0][0] == keys[0][1] and keys[0][0].startswith("dvc:") and keys[0][0] != keys[1][0]
+
+
+def test_no_front_no_key() -> None:
+    assert pipeline_key() is None
+
+
+@pytest.mark.usefixtures("store")
+def test_a_run_given_by_kubeflows_own_plugin_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = client().create_experiment("somebody else's")
+    given = client().create_run(experiment).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    with open_tracker("warmup") as track:
+        assert track.run_id == given and "MLFLOW_RUN_ID" not in os.environ, "no child process may take the run for its"
+        track.log({"loss": 1.0})
+    assert client().get_run(given).data.metrics == {"loss": 1.0}
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(RamenError("line one\nline two"), "FAILED"), (Interrupted("stopped"), "KILLED"), (ValueError(), "FAILED")],
+)
+def test_a_run_ends_as_its_stage_ended(error: Exception, status: str) -> None:
+    with pytest.raises(type(error)), open_tracker("ingest") as track:
+        raise error
+    run = run_of(track)
+    assert run.info.status == status
+    if status == "FAILED":
+        assert run.data.tags["ramen.error"] == ("line one" if str(error) else "ValueError")
+
+
+@pytest.mark.usefixtures("store")
+def test_values_that_are_not_finite_spoil_no_chart() -> None:
+    with open_tracker("warmup") as track:
+        track.log({"good": 1.0, "train/bad": float("nan"), "worse": float("inf")})
+    run = run_of(track)
+    assert run.data.metrics == {"good": 1.0}
+    assert run.data.tags["ramen.not_finite.train.bad"] == "nan"
+
+
+@pytest.mark.usefixtures("store")
+def test_inputs_figures_and_folders_are_stored(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "page.html").write_text("x")
+    with open_tracker("evaluate") as track:
+        track.dataset("graph", "f" * 64, "artifacts/graph")
+        track.figure(Figure(), "curve")
+        track.artifact(tmp_path / "report", "report")
+        track.artifact(tmp_path / "report" / "page.html")
+    (used,) = run_of(track).inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest) == ("graph", "f" * 36)
+    stored = {
+        file.path for folder in ("", "figures", "report") for file in client().list_artifacts(track.run_id, folder)
+    }
+    assert {"figures/curve.png", "report/page.html", "page.html"} <= stored
+
+
+@pytest.mark.usefixtures("store")
+def test_the_commit_is_on_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMEN_GIT_SHA", "abc123")
+    with open_tracker("warmup") as track, track.child("round-1") as child:
+        pass
+    assert run_of(track).data.tags["mlflow.source.git.commit"] == "abc123"
+    assert run_of(child).data.tags["mlflow.source.git.commit"] == "abc123"
+
+
+@pytest.mark.usefixtures("store")
+def test_pipeline_runs_are_listed_newest_first_without_their_stages() -> None:
+    for name in ("base", "ramen"):
+        with start_pipeline_run(name, ""), open_tracker("evaluate") as track:
+            track.headline({"p_at_1": float(len(name))})
+    found = list_pipeline_runs()
+    assert [(run.name, run.status, run.metrics["p_at_1"]) for run in found] == [
+        ("ramen", "FINISHED", 5.0), ("base", "FINISHED", 4.0),
+    ]  # fmt: skip
+
+
+def test_tracking_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAMEN_TRACKING", "off")
+    with start_pipeline_run("x", "") as parent, open_tracker("ingest") as track:
+        assert parent is None and isinstance(track, NullTracker)
+        with track.child("round-1") as child:
+            child.log({"a": 1.0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    mlflow.set_tracking_uri(None)
+    with (
+        pytest.raises(
+            RamenError, match=r"MLflow store http://127.0.0.1:9: cannot be used .*RAMEN_TRACKING=off"
+        ) as caught,
+        open_tracker("ingest"),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
