@@ -230,3 +230,9 @@ def test_fingerprint_follows_the_content_of_the_folder(xc_folder: Path) -> None:
     touched = fingerprint(settings(xc_folder))
     (xc_folder / "new.txt").write_text("x")
     assert len({before, touched, fingerprint(settings(xc_folder))}) == 3
+
+
+def test_a_limit_above_the_number_of_documents_changes_nothing(xc_folder: Path) -> None:
+    """In particular, labels that no document has stay candidates."""
+    whole, limited = (xc.read(config.Data(source="xc", path=str(xc_folder), max_documents=n)) for n in (0, 80))
+    assert whole.labels == limited.labels and whole.shape == limited.shape

@@ -98,7 +98,7 @@ def anchor_set_names(folder: Path) -> list[str]:
 
 
 def _subset(problem: Problem, settings: config.Data) -> Problem:
-    if not settings.max_documents:
+    if not 0 < settings.max_documents < len(problem.train) + len(problem.test):
         return problem
     groups = [f"train {uid}" for uid in problem.train.uids] + [f"test {uid}" for uid in problem.test.uids]
     keep = choose(groups, settings.max_documents, seed=settings.seed)
