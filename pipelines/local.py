@@ -7,19 +7,23 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+import psutil
 
 from pipelines.ramen import Outputs, build
 from ramen.config import Config
 from ramen.data import sources
-from ramen.errors import RamenError
+from ramen.errors import Interrupted, RamenError
 from ramen.stages import STAGES
+from ramen.stopping import on_stop
 from ramen.tracking import ARM_ENV, record_cached
 
 STORE = ".kfp"
@@ -46,6 +50,7 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
 
     Raises:
         RamenError: a stage failed; the message is the stage's own.
+        Interrupted: SIGTERM or Ctrl-C; the running stage was asked to stop, and wrote its checkpoint if it trains.
     """
     from kfp import local
 
@@ -57,16 +62,39 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
     console = Console(sys.stderr)
     with _environment({ARM_ENV: arm}), console.attached(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipeline = build(settings, versions(settings), retry=False)
-        try:
-            finished = pipeline()
-        except RuntimeError as error:
-            raise RamenError(console.failure() or str(error)) from None
-    made = {name: Path(finished.outputs[name].path) for name in Outputs._fields}
-    for stage in console.cached:
-        scalars = made[STAGES[stage].writes[0]].parent / "scalars"
-        record_cached(stage, json.loads(scalars.read_text(encoding="utf-8")))
+        finished = _run(build(settings, versions(settings), retry=False), console)
+        made = {name: Path(finished.outputs[name].path) for name in Outputs._fields}
+        for stage in console.cached:
+            scalars = made[STAGES[stage].writes[0]].parent / "scalars"
+            record_cached(stage, json.loads(scalars.read_text(encoding="utf-8")))
     return {name: _link(out / arm / name, target) for name, target in made.items()}
+
+
+def _run(pipeline: Callable[[], Any], console: Console) -> Any:
+    """Run the pipeline; a stop is passed on to the running stage, whose own end then ends the pipeline."""
+
+    def stop() -> None:
+        console.stop()
+        _signal_step(signal.SIGTERM)
+
+    with on_stop(stop):
+        try:
+            return pipeline()
+        except RuntimeError as error:
+            if console.stopped:
+                raise Interrupted(console.failure() or "stopped on request") from None
+            raise RamenError(console.failure() or str(error)) from None
+        except KeyboardInterrupt:
+            _signal_step(signal.SIGKILL)
+            raise Interrupted("stopped on request") from None
+
+
+def _signal_step(number: signal.Signals) -> None:
+    """Signal the running stage; the runner starts it from a shell, which does not pass signals on."""
+    with suppress(psutil.Error):  # it ended meanwhile
+        for shell in psutil.Process().children():
+            for process in shell.children() or [shell]:
+                process.send_signal(number)
 
 
 def versions(settings: Config) -> dict[str, str]:
@@ -117,6 +145,7 @@ class Console(io.TextIOBase):
         self.started = 0.0
         self.recent: list[str] = []
         self.cached: list[str] = []
+        self.stopped = False
         self._partial = ""
         self._streaming = False
 
@@ -144,7 +173,8 @@ class Console(io.TextIOBase):
             self.record(found.group(1))
         elif self._streaming and line.strip() and not _EXECUTOR.match(line):
             self.recent = [*self.recent[-49:], line.strip()]
-            self._say(f"  {line.strip()}")
+            if not self.stopped:
+                self._say(f"  {line.strip()}")
 
     def record(self, message: str) -> None:
         """One log record of the runner."""
@@ -156,15 +186,22 @@ class Console(io.TextIOBase):
             self.cached.append(stage)
             self._say(f"{self._number(stage)} {stage}: from the cache")
         elif message.startswith("Executing task"):
+            if self.stopped:  # asked for between two stages
+                raise KeyboardInterrupt
             self.stage, self.started, self.recent = stage, self.clock(), []
             self._say(f"{self._number(stage)} {stage}")
         elif "finished with status SUCCESS" in message and stage == self.stage:
             self._say(f"{self._number(stage)} {stage}: done in {self.clock() - self.started:.1f} s")
 
+    def stop(self) -> None:
+        """Say that a stop was asked for; what the stage says from now on shows in `failure` alone."""
+        self.stopped, self.recent = True, []
+        self._say("stopping")
+
     def failure(self) -> str:
-        """What the failed stage said: its error lines, else its last words."""
+        """What the failed stage said: its error lines, else its last words (none if it was told to stop)."""
         errors = [line.removeprefix("error: ") for line in self.recent if line.startswith("error: ")]
-        said = errors or self.recent[-3:]
+        said = errors or ([] if self.stopped else self.recent[-3:])
         return "\n".join(f"{self.stage}: {line}" for line in said)
 
     def _number(self, stage: str) -> str:

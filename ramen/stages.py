@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ramen.artifacts import KINDS, drafts, open_artifact
-from ramen.errors import ArtifactError
+from ramen.errors import ArtifactError, Interrupted
+from ramen.stopping import on_stop
 from ramen.tracking import NullTracker, Tracker, flat_params
 
 PACKAGE = Path(__file__).parent
@@ -163,6 +164,7 @@ def run_stage(
 
     Raises:
         RamenError: whatever the user can mend; no output is changed in that case.
+        Interrupted: SIGTERM or Ctrl-C.
     """
     from ramen.config import parse_section
 
@@ -181,13 +183,21 @@ def run_stage(
     module, function = stage.impl.split(":")
     implementation = getattr(importlib.import_module(module), function)
     work = _work_directory(stage, plain, {key: artifact.digest for key, artifact in opened.items()})
-    with drafts(outputs, sections=plain, inputs=opened, work=work) as written:
+
+    computed = False
+
+    def stop() -> None:
+        if not computed:  # else it finishes: renaming the outputs is not to be cut in two
+            raise Interrupted("stopped on request; nothing was changed")
+
+    with on_stop(stop), drafts(outputs, sections=plain, inputs=opened, work=work) as written:
         try:
             metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
         except OSError as error:
             if error.filename or error.errno:
                 raise ArtifactError(f"{name}: {error}") from error
             raise
+        computed = True
     shutil.rmtree(work, ignore_errors=True)
     track.log(metrics)
     return metrics

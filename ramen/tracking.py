@@ -18,11 +18,12 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,6 +39,7 @@ SWITCH_ENV = "RAMEN_TRACKING"
 ARM_ENV = "RAMEN_ARM"
 PIPELINE_TAG = "ramen.pipeline"
 KEY_TAG = "ramen.pipeline_key"
+ERROR_TAG = "ramen.error"
 PARAM_LIMIT = 500
 """Characters of a parameter's value that are kept; config.yaml on the parent holds everything."""
 
@@ -104,17 +106,19 @@ def open_tracker(stage: str) -> Iterator[Tracker]:
     if tracking_is_off():
         yield NullTracker()
         return
-    store = Store.connect()
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # popped: children of a stage must not take the run for theirs
+    store = Store.connect(given)
+    tags = provenance() | {"ramen.stage": stage}
     if given:
         tracker = MlflowTracker(store, given, store.parent_of(given))
-        tracker.tags(provenance() | {"ramen.stage": stage})
-    else:
-        parent = store.find_parent()
-        run_id = store.create(stage, parent, provenance() | {"ramen.stage": stage})
-        tracker = MlflowTracker(store, run_id, parent)
-    with store.ending(tracker.id):
-        yield tracker
+        tracker.tags(tags)
+        with store.ending(given):
+            yield tracker
+        return
+    with store.parent() as parent:
+        run_id = store.create(stage, parent, tags)
+        with store.ending(run_id):
+            yield MlflowTracker(store, run_id, parent)
 
 
 @contextmanager
@@ -159,10 +163,10 @@ def record_cached(stage: str, metrics: Mapping[str, float]) -> None:
     if tracking_is_off():
         return
     store = Store.connect()
-    parent = store.find_parent()
-    run_id = store.create(stage, parent, provenance() | {"ramen.stage": stage, "ramen.cached": "true"})
-    with store.ending(run_id):
-        MlflowTracker(store, run_id, parent).log(metrics)
+    with store.parent() as parent:
+        run_id = store.create(stage, parent, provenance() | {"ramen.stage": stage, "ramen.cached": "true"})
+        with store.ending(run_id):
+            MlflowTracker(store, run_id, parent).log(metrics)
 
 
 def flat_params(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -222,9 +226,15 @@ class Store:
     experiment_id: str
 
     @classmethod
-    def connect(cls) -> Store:
-        """Open `MLFLOW_TRACKING_URI`, by default sqlite:///mlflow.db, and the experiment (made if missing)."""
+    def connect(cls, run_id: str | None = None) -> Store:
+        """Open `MLFLOW_TRACKING_URI`, by default sqlite:///mlflow.db, and an experiment.
+
+        Args:
+            run_id: a run whose experiment is used; None = `MLFLOW_EXPERIMENT_ID`, else the experiment named by
+                `MLFLOW_EXPERIMENT_NAME`, by default "ramen", made if missing.
+        """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
 
         for noisy in ("alembic", "mlflow"):  # after the import, which sets levels of its own
@@ -232,18 +242,19 @@ class Store:
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         try:
-            client = mlflow.MlflowClient()
-            found = client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else client.create_experiment(name)
+            with _few_retries():
+                client = mlflow.MlflowClient()
+                if run_id:
+                    experiment = client.get_run(run_id).info.experiment_id
+                elif given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+                    experiment = client.get_experiment(given).experiment_id
+                else:
+                    experiment = _experiment(client, name)
         except Exception as error:
-            found = _experiment_made_meanwhile(mlflow, name)
-            if found is None:
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                raise RamenError(
-                    f"MLflow store {mlflow.get_tracking_uri()}: cannot be used ({reason}); "
-                    f"check MLFLOW_TRACKING_URI, or set {SWITCH_ENV}=off"
-                ) from error
-            experiment = found
+            raise RamenError(
+                f"MLflow store {mlflow.get_tracking_uri()}: cannot be used ({_reason(error)}); "
+                f"check MLFLOW_TRACKING_URI, or set {SWITCH_ENV}=off"
+            ) from error
         return cls(client, str(experiment))
 
     def create(self, name: str, parent: str | None, tags: Mapping[str, str]) -> str:
@@ -257,18 +268,27 @@ class Store:
         parent: str | None = self.client.get_run(run_id).data.tags.get("mlflow.parentRunId")
         return parent
 
-    def find_parent(self) -> str | None:
-        """The parent of a stage's run: given, or shared by all stages of one KFP run or one `dvc repro`."""
-        if given := os.environ.get(PARENT_ENV):
-            return given
-        key = pipeline_key()
-        if key is None:
-            return None
+    @contextmanager
+    def parent(self) -> Iterator[str | None]:
+        """The parent of a stage's run: given, or shared by all stages of one KFP run or one `dvc repro`.
+
+        No process lives as long as a shared parent's pipeline, so each stage opens it again and ends it as it ends.
+        """
+        given, key = os.environ.get(PARENT_ENV), pipeline_key()
+        if given or key is None:
+            yield given
+            return
         found = self.client.search_runs([self.experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
         if found:
-            return str(found[0].info.run_id)
-        name = "dvc repro" if key.startswith("dvc:") else f"kfp {key.removeprefix('kfp:')}"
-        return self.create(name, None, provenance() | {KEY_TAG: key, PIPELINE_TAG: "true"})
+            shared = str(found[0].info.run_id)
+            self.client.update_run(shared, status="RUNNING")
+            if ERROR_TAG in found[0].data.tags:
+                self.client.delete_tag(shared, ERROR_TAG)
+        else:
+            name = "dvc repro" if key.startswith("dvc:") else f"kfp {key.removeprefix('kfp:')}"
+            shared = self.create(name, None, provenance() | {KEY_TAG: key, PIPELINE_TAG: "true"})
+        with self.ending(shared):
+            yield shared
 
     @contextmanager
     def ending(self, run_id: str) -> Iterator[None]:
@@ -279,8 +299,7 @@ class Store:
             self.client.set_terminated(run_id, "KILLED")
             raise
         except BaseException as error:
-            text = str(error).strip().splitlines()
-            self.client.set_tag(run_id, "ramen.error", text[0][:500] if text else type(error).__name__)
+            self.client.set_tag(run_id, ERROR_TAG, _reason(error)[:500])
             self.client.set_terminated(run_id, "FAILED")
             raise
         self.client.set_terminated(run_id, "FINISHED")
@@ -359,8 +378,9 @@ def pipeline_key() -> str | None:
         import psutil
 
         for process in psutil.Process().parents():
-            if any(Path(part).name == "dvc" for part in process.cmdline()[:3]):
-                return f"dvc:{socket.gethostname()}:{process.pid}:{process.create_time():.0f}"
+            with suppress(psutil.Error):  # another user's process does not tell its command
+                if any(Path(part).name == "dvc" for part in process.cmdline()[:3]):
+                    return f"dvc:{socket.gethostname()}:{process.pid}:{process.create_time():.0f}"
     return None
 
 
@@ -413,10 +433,37 @@ def _short(value: Any) -> str:
     return text if len(text) <= PARAM_LIMIT else text[: PARAM_LIMIT - 3] + "..."
 
 
-def _experiment_made_meanwhile(mlflow: Any, name: str) -> Any:
-    """Two processes may make the experiment at once; the later one finds the earlier one's."""
+def _experiment(client: Any, name: str) -> Any:
+    """Id of the experiment of this name, made if missing; of two processes making it at once, the later finds it."""
+    found = client.get_experiment_by_name(name)
+    if not found:
+        try:
+            return client.create_experiment(name)
+        except Exception:
+            found = client.get_experiment_by_name(name)
+            if not found:
+                raise
+    return found.experiment_id
+
+
+def _reason(error: BaseException) -> str:
+    """First line of an error; of a failed request only what the network said, at the end of a long nested text."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
+    return cause.group(1) if cause else lines[0]
+
+
+@contextmanager
+def _few_retries() -> Iterator[None]:
+    """Ask a server that may be out of reach for seconds only; MLflow's own patience is many silent minutes.
+
+    Later calls, with a run under way, have MLflow's own patience again.
+    """
+    impatience = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+    added = {key: value for key, value in impatience.items() if key not in os.environ}
+    os.environ.update(added)
     try:
-        found = mlflow.MlflowClient().get_experiment_by_name(name)
-    except Exception:
-        return None
-    return found.experiment_id if found else None
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)

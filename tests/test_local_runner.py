@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipelines.local import Console, _link, run_local
 from ramen.artifacts import open_artifact
 from ramen.config import Config, resolve
-from ramen.errors import RamenError
+from ramen.errors import Interrupted, RamenError
 from ramen.stages import STAGES
 from ramen.tracking import start_pipeline_run
 
@@ -74,6 +77,35 @@ def test_the_whole_pipeline_runs_is_tracked_and_is_cached(
         run_local(settings(xc_folder), out, arm="ramen")
     assert "Traceback" not in str(caught.value) + capsys.readouterr().err
     open_artifact(made["model"], "model")
+
+
+def test_a_stop_ends_the_running_stage_with_a_checkpoint(
+    xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal goes to this process alone, as a service manager sends it; the stage is a grandchild."""
+    monkeypatch.setenv("RAMEN_TRACKING", "off")
+    said = Console._say
+
+    def say(console: Console, line: str) -> None:
+        said(console, line)
+        if "warmup epoch 2 " in line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Console, "_say", say)
+    long = settings(xc_folder, "training.epochs=9999", "training.warmup_epochs=9999")
+    with pytest.raises(Interrupted, match=r"warmup: .*a checkpoint was written"):
+        run_local(long, tmp_path / "out", arm="ramen")
+    assert psutil.Process().children(recursive=True) == []
+    assert any((tmp_path / "ramen-work").glob("warmup-*/*"))
+
+
+def test_a_stop_between_two_stages_starts_no_other() -> None:
+    console = Console(io.StringIO())
+    console.record("Executing task 'ingest'")
+    console.stop()
+    console.record("Task 'ingest' finished with status SUCCESS")
+    with pytest.raises(KeyboardInterrupt):
+        console.record("Executing task 'build-graph'")
 
 
 def test_the_console_shows_stages_and_their_lines_and_hides_the_runners() -> None:

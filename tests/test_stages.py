@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from ramen.artifacts import open_artifact
-from ramen.errors import ArtifactError, ConfigError, DataError, Problem
+from ramen.errors import ArtifactError, ConfigError, DataError, Interrupted, Problem
 from ramen.stages import STAGES, Stage, run_stage
 
 SEEN: dict[str, Any] = {}
@@ -30,6 +32,12 @@ def fail(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
     raise DataError(Problem("f", "broken"))
 
 
+def stopped(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
+    (dataset.path / "file").write_text("half")
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("still running")
+
+
 def read(*, dataset: Any, graph: Any, walk: Any, track: Any) -> dict[str, float]:
     (graph.path / "copy").write_text((dataset.path / "file").read_text())
     return {}
@@ -38,12 +46,13 @@ def read(*, dataset: Any, graph: Any, walk: Any, track: Any) -> dict[str, float]
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = ModuleType("planted_stages")
-    for function in (write, fail, read):
+    for function in (write, fail, read, stopped):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "planted_stages", module)
     for name, function, reads, writes, sections in (
         ("write", "write", (), ("dataset",), ("data",)),
         ("fail", "fail", (), ("dataset",), ("data",)),
+        ("stopped", "stopped", (), ("dataset",), ("data",)),
         ("read", "read", ("dataset",), ("graph",), ("walk",)),
     ):
         stage = Stage(name, "planted", reads, writes, sections, (), f"planted_stages:{function}")
@@ -74,6 +83,12 @@ def test_a_failure_keeps_the_old_output_and_the_checkpoint() -> None:
     assert open_artifact("artifacts/dataset", "dataset").digest == before
     assert [path.name for path in Path("artifacts").iterdir()] == ["dataset"]
     assert (SEEN["work"] / "checkpoint").is_file()
+
+
+def test_a_stop_leaves_nothing_behind() -> None:
+    with pytest.raises(Interrupted):
+        run_stage("stopped", sections={})
+    assert list(Path("artifacts").iterdir()) == []
 
 
 def test_a_missing_input_is_named() -> None:

@@ -69,11 +69,27 @@ def test_pods_of_one_kubeflow_run_share_a_parent(monkeypatch: pytest.MonkeyPatch
             trackers.append(track)
     first, second = (parent_of(run_of(track)) for track in trackers)
     assert first is not None and first == second
-    assert client().get_run(first).data.tags["ramen.pipeline_key"] == "kfp:run-7"
+    whole = client().get_run(first)
+    assert whole.data.tags["ramen.pipeline_key"] == "kfp:run-7" and whole.info.status == "FINISHED"
     monkeypatch.setenv("KFP_RUN_ID", "run-8")
     with open_tracker("ingest") as other:
         pass
     assert parent_of(run_of(other)) not in (None, first)
+
+
+@pytest.mark.usefixtures("store")
+def test_a_shared_parent_ends_as_its_last_stage_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process lives as long as a Kubeflow run: without this its run would be RUNNING for ever."""
+    monkeypatch.setenv("KFP_RUN_ID", "run-9")
+    with pytest.raises(RamenError), open_tracker("warmup"):
+        raise RamenError("no room on the device")
+    (whole,) = list_pipeline_runs()
+    assert (whole.status, whole.tags["ramen.error"]) == ("FAILED", "no room on the device")
+    with open_tracker("warmup"):
+        (whole,) = list_pipeline_runs()
+        assert whole.status == "RUNNING", "the pod is tried again"
+    (whole,) = list_pipeline_runs()
+    assert whole.status == "FINISHED" and "ramen.error" not in whole.tags
 
 
 def test_stages_of_one_dvc_repro_share_a_key(tmp_path: Path) -> None:
@@ -108,7 +124,11 @@ def test_a_run_given_by_kubeflows_own_plugin_is_resumed(monkeypatch: pytest.Monk
     with open_tracker("warmup") as track:
         assert track.run_id == given and "MLFLOW_RUN_ID" not in os.environ, "no child process may take the run for its"
         track.log({"loss": 1.0})
+        with track.child("round-1") as child:
+            pass
     assert client().get_run(given).data.metrics == {"loss": 1.0}
+    assert run_of(child).info.experiment_id == experiment and parent_of(run_of(child)) == given
+    assert client().get_experiment_by_name("ramen") is None, "an experiment nobody asked for"
 
 
 @pytest.mark.usefixtures("store")
@@ -187,7 +207,6 @@ def test_a_store_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     import mlflow
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     mlflow.set_tracking_uri(None)
     with (
         pytest.raises(
@@ -196,4 +215,5 @@ def test_a_store_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
         open_tracker("ingest"),
     ):
         pass
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "Connection refused)" in str(caught.value)
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ, "a run under way is as patient as MLflow is"

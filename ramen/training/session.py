@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from ramen.encoder.model import SentenceEncoder, load_encoder
 from ramen.encoder.tokens import TextTable
 from ramen.graph.metadata import Graph, read_graphs
 from ramen.objective.triplet import Triplet
+from ramen.stopping import on_stop
 from ramen.tracking import Tracker
 from ramen.training.batches import StepSampler, keyed_rng
 from ramen.training.checkpoint import Checkpoints, load_state, save_state
@@ -196,20 +196,13 @@ class Session:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """SIGTERM (a pre-empted node) ends with a checkpoint after the current step."""
+        """SIGTERM (a pre-empted node) and Ctrl-C end with a checkpoint after the current step."""
 
-        def on_signal(signum: int, frame: Any) -> None:
+        def ask() -> None:
             self.interrupted = True
 
-        try:
-            before = signal.signal(signal.SIGTERM, on_signal)
-        except ValueError:  # not in the main thread: whoever runs us handles signals
+        with on_stop(ask):
             yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
 
 def epoch_metrics(record: Mapping[str, Any]) -> dict[str, float]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -127,6 +130,50 @@ def test_the_file_is_the_same_in_every_process() -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert len(texts) == 1
+
+
+class FakeServer(BaseHTTPRequestHandler):
+    """As much of Kubeflow's API as a submission asks for."""
+
+    posted: ClassVar[dict[str, Any]] = {}
+    run: ClassVar[dict[str, Any]] = {"run_id": "1", "state": "PENDING", "created_at": "2026-01-01T00:00:00Z"}
+
+    def do_GET(self) -> None:
+        found = {"multi_user": False} if "healthz" in self.path else {"experiments": []}
+        self.answer(self.run if "/runs/" in self.path else found)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.posted[self.path.rsplit("/", 1)[-1]] = json.loads(body)
+        self.answer(self.run if "/runs" in self.path else {"experiment_id": "1", "display_name": "ramen"})
+
+    def answer(self, value: dict[str, Any]) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *values: Any) -> None:
+        pass
+
+
+def test_the_documented_command_submits_pipeline_and_platform(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), FakeServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        kfp = [str(Path(sys.executable).parent / "kfp"), "--endpoint", f"http://127.0.0.1:{server.server_port}"]
+        done = subprocess.run(
+            [*kfp, "run", "submit", "-e", "ramen", "-f", "pipelines/ramen.yaml"],
+            cwd=ROOT, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True,
+        )  # fmt: skip
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    sent = FakeServer.posted["runs"]["pipeline_spec"]
+    assert set(sent["pipeline_spec"]["root"]["dag"]["tasks"]) == set(STAGES)
+    assert set(sent["platform_spec"]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]) == {
+        f"exec-{name}" for name in STAGES
+    }
 
 
 def test_an_image_given_at_compilation_is_every_tasks_image() -> None:
