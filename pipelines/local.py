@@ -22,9 +22,10 @@ from pipelines.ramen import Outputs, build
 from ramen.config import Config
 from ramen.data import sources
 from ramen.errors import Interrupted, RamenError
+from ramen.provenance import ARM_ENV
 from ramen.stages import STAGES
 from ramen.stopping import on_stop
-from ramen.tracking import ARM_ENV, record_cached
+from ramen.tracking import record_cached
 
 STORE = ".kfp"
 """Folder under `--out` that holds the runner's outputs and its cache."""

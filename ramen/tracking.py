@@ -19,16 +19,15 @@ import logging
 import math
 import os
 import re
-import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ramen.errors import Interrupted, RamenError
+from ramen.provenance import pipeline_key, provenance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 EXPERIMENT = "ramen"
 PARENT_ENV = "RAMEN_PARENT_RUN"
 SWITCH_ENV = "RAMEN_TRACKING"
-ARM_ENV = "RAMEN_ARM"
 PIPELINE_TAG = "ramen.pipeline"
 KEY_TAG = "ramen.pipeline_key"
 ERROR_TAG = "ramen.error"
@@ -368,64 +366,6 @@ class MlflowTracker:
         run_id = self._store.create(name, self.id, provenance() | dict(tags or {}))
         with self._store.ending(run_id):
             yield MlflowTracker(self._store, run_id, self.id)
-
-
-def pipeline_key() -> str | None:
-    """What the stages of one pipeline run share when nobody passed a parent on: a KFP run id or a DVC process."""
-    if run := os.environ.get("KFP_RUN_ID"):
-        return f"kfp:{run}"
-    if os.environ.get("DVC_STAGE"):
-        import psutil
-
-        for process in psutil.Process().parents():
-            with suppress(psutil.Error):  # another user's process does not tell its command
-                if any(Path(part).name == "dvc" for part in process.cmdline()[:3]):
-                    return f"dvc:{socket.gethostname()}:{process.pid}:{process.create_time():.0f}"
-    return None
-
-
-def provenance() -> dict[str, str]:
-    """Tags every run carries: version, host, git revision, data and graph hashes, KFP and DVC context."""
-    import ramen
-
-    tags = {"ramen.version": ramen.__version__, "ramen.host": socket.gethostname()}
-    revision = os.environ.get("RAMEN_GIT_SHA") or _git("rev-parse", "HEAD")
-    if revision:
-        tags["mlflow.source.git.commit"] = revision
-        if "RAMEN_GIT_SHA" not in os.environ:
-            tags["ramen.git.dirty"] = str(bool(_git("status", "--porcelain", "--untracked-files=no"))).lower()
-    environment = {
-        ARM_ENV: "ramen.arm",
-        "KFP_RUN_ID": "kfp.run_id",
-        "DVC_STAGE": "dvc.stage",
-        "DVC_EXP_NAME": "dvc.exp",
-    }
-    tags |= {tag: os.environ[name] for name, tag in environment.items() if os.environ.get(name)}
-    return tags | _dvc_hashes()
-
-
-def _dvc_hashes() -> dict[str, str]:
-    """md5 of the raw data (data.dvc) and of the graphs (dvc.lock), where these files are."""
-    import yaml
-
-    tags: dict[str, str] = {}
-    pointer, lock = Path("data.dvc"), Path("dvc.lock")
-    if pointer.is_file():
-        outs = (yaml.safe_load(pointer.read_text(encoding="utf-8")) or {}).get("outs") or [{}]
-        tags["dvc.data"] = str(outs[0].get("md5", ""))
-    if lock.is_file():
-        stages = (yaml.safe_load(lock.read_text(encoding="utf-8")) or {}).get("stages") or {}
-        outs = (stages.get("build-graph") or {}).get("outs") or [{}]
-        tags["dvc.graph"] = str(outs[0].get("md5", ""))
-    return {key: value for key, value in tags.items() if value}
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _short(value: Any) -> str:

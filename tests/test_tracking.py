@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ramen.errors import Interrupted, RamenError
-from ramen.tracking import NullTracker, Tracker, list_pipeline_runs, open_tracker, pipeline_key, start_pipeline_run
+from ramen.provenance import pipeline_key
+from ramen.tracking import NullTracker, Tracker, list_pipeline_runs, open_tracker, start_pipeline_run
 
 
 def client() -> Any:
@@ -94,7 +95,7 @@ def test_a_shared_parent_ends_as_its_last_stage_did(monkeypatch: pytest.MonkeyPa
 
 def test_stages_of_one_dvc_repro_share_a_key(tmp_path: Path) -> None:
     """A program called dvc starts two shells that start Python, as `dvc repro` does."""
-    code = "from ramen.tracking import pipeline_key; print(pipeline_key())"
+    code = "from ramen.provenance import pipeline_key; print(pipeline_key())"
     dvc = tmp_path / "dvc"
     dvc.write_text(
         f"#!{sys.executable}\nimport subprocess, sys\n"

@@ -7,6 +7,8 @@ anything else is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from ramen.cli import project, runs, use
@@ -44,6 +46,12 @@ cli.add("Use", use.query, runs.compare)
 cli.add("Project", project.fetch, project.config, project.compile, project.sync)
 
 
+SPIN_COUNT = "1000"
+"""How long OpenMP threads spin before they sleep (libgomp's default is millions of turns): next to any other busy
+process the default makes training ten times slower, this one a little slower on an idle machine."""
+
+
 def main() -> None:
     """Entry point of the console script."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded, by this process or a stage's
     cli(prog_name="ramen")
