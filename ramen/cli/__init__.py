@@ -46,12 +46,20 @@ cli.add("Use", use.query, runs.compare)
 cli.add("Project", project.fetch, project.config, project.compile, project.sync)
 
 
-SPIN_COUNT = "1000"
-"""How long OpenMP threads spin before they sleep (libgomp's default is millions of turns): next to any other busy
-process the default makes training ten times slower, this one a little slower on an idle machine."""
+PROCESS_DEFAULTS = {
+    # OpenMP threads spin before they sleep, by default millions of turns: next to any other busy process training was
+    # ten times slower. This is a little slower on an idle machine.
+    "GOMP_SPINCOUNT": "1000",
+    # keep freed memory: glibc gives every large tensor back to the system, and getting it again was a tenth of a step
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+}
+"""Environment of the processes that train, unless the caller set it. OpenMP reads it when torch is loaded; the
+allocator when a process starts, so only the stages of `ramen run` profit."""
 
 
 def main() -> None:
     """Entry point of the console script."""
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded, by this process or a stage's
+    for name, value in PROCESS_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     cli(prog_name="ramen")
