@@ -81,7 +81,9 @@ class Encoder(Section):
     dropout: float = knob(
         -1.0, "dropout of every layer while training; negative = what the model's config says", ge=-1, lt=1
     )
-    tokens_per_chunk: int = knob(8192, "padded tokens encoded at a time (bounds memory)", ge=64)
+    tokens_per_chunk: int = knob(
+        32_768, "tokens encoded at a time while training (bounds memory; see training.gradient_caching)", ge=64
+    )
 
 
 class Objective(Section):
@@ -137,7 +139,16 @@ class Training(Section):
     clip_norm: float = knob(1.0, "gradient norm is clipped to this; 0 = off", ge=0)
     validation_fraction: float = knob(0.05, "share of training documents held out to choose the round", ge=0, lt=0.5)
     checkpoint_minutes: float = knob(10.0, "minutes between checkpoints inside an epoch loop", gt=0)
-    threads: int = knob(0, "torch threads; 0 = all cores", ge=0)
+    gradient_caching: bool = knob(
+        False,
+        "compute vectors twice and keep the activations of one chunk (encoder.tokens_per_chunk) only: batches "
+        "of any size in bounded memory, for about a third more time",
+        "GradCache",
+    )
+    processes: int = knob(
+        1, "processes that train together on this machine, one GPU each; 0 = one per GPU, or 1 without GPUs", ge=0
+    )
+    threads: int = knob(0, "torch threads of each process; 0 = all cores, shared by the processes", ge=0)
     seed: int = knob(0, "seed of initialisation, order, sampling and dropout", ge=0)
 
     @model_validator(mode="after")

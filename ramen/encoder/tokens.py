@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen.encoder.packing import Pack, packs
+
 BATCH = 8192
 """Texts handed to the tokenizer at a time."""
 
@@ -42,6 +44,10 @@ class TokenStore:
     def lengths(self) -> NDArray[np.int64]:
         """Tokens per text, int64 [T]."""
         return np.diff(self.offsets)
+
+    def lengths_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of some texts, int64 [n]."""
+        return self.offsets[texts + 1] - self.offsets[texts]
 
     @classmethod
     def build(cls, tokenizer: Any, texts: Sequence[str], max_length: int) -> TokenStore:
@@ -74,6 +80,18 @@ class TokenStore:
         tail = np.load(folder / "offsets.npy", mmap_mode="r", allow_pickle=False)
         return cls(np.load(folder / "ids.npy", mmap_mode="r", allow_pickle=False), tail[:-1], int(tail[-1]))
 
+    def packs(self, texts: NDArray[np.int64], budget: int) -> Iterator[tuple[NDArray[np.int64], Pack]]:
+        """Cut texts into packs, several texts to a row of tokens.
+
+        Args:
+            texts: int64 [n] text numbers.
+            budget: tokens per pack at most, padding included (a single row is always allowed).
+
+        Yields:
+            (places int64 [p] of the packed texts in `texts`, `Pack`); every place exactly once.
+        """
+        return packs(self.ids, self.offsets[texts], self.lengths_of(texts), self.pad_id, budget)
+
     def buckets(self, texts: NDArray[np.int64], budget: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Cut texts into padded batches of similar length.
 
@@ -84,7 +102,7 @@ class TokenStore:
         Yields:
             (positions int64 [b] into `texts`, `Batch`), shortest first; every position exactly once.
         """
-        lengths = self.lengths[texts]
+        lengths = self.lengths_of(texts)
         order = np.argsort(lengths, kind="stable")
         ordered = lengths[order]
         start = 0
@@ -98,7 +116,7 @@ class TokenStore:
 
     def batch(self, texts: NDArray[np.int64]) -> Batch:
         """Pad some texts into a rectangle as wide as the longest."""
-        lengths = self.lengths[texts]
+        lengths = self.lengths_of(texts)
         columns = np.arange(max(1, int(lengths.max(initial=1))))
         mask = columns[None, :] < lengths[:, None]
         ids = np.full(mask.shape, self.pad_id, np.int64)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ramen import config
 from ramen.artifacts import Artifact, Draft, open_artifact, write_json, write_text
 from ramen.data.dataset import Problem
-from ramen.encoder.model import load_encoder
+from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
 from ramen.evaluation.contents import Measured, Ranking, gather, unlabelled

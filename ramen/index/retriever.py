@@ -75,7 +75,7 @@ class Retriever:
         facts = read_facts(index_dir)
         _check_files(index_dir, facts["files"])
         _check_files(encoder_dir, facts["encoder"])
-        from ramen.encoder.model import load_encoder
+        from ramen.encoder.loading import load_encoder
 
         encoder = load_encoder(encoder_dir, EncoderSettings(name=str(encoder_dir)))
         return cls(encoder, read_index(index_dir / INDEX_FILE), *read_texts(index_dir / LABELS_FILE))

@@ -48,7 +48,7 @@ def publish_index(
             "publish-index registers in MLflow, but tracking is off: unset RAMEN_TRACKING, or set index.model to "
             "'' to write the retriever without registering it"
         )
-    from ramen.encoder.model import load_encoder
+    from ramen.encoder.loading import load_encoder
 
     labels = Texts.read(dataset.path / "texts" / "labels.parquet")
     queries = _sample(Texts.read(dataset.path / "texts" / "test.parquet").texts or labels.texts, RECALL_SAMPLE)

@@ -24,6 +24,7 @@ from ramen.objective.triplet import Triplet
 from ramen.tracking import Tracker
 from ramen.training.batches import SideLinks, Step, StepSampler, keyed_rng
 from ramen.training.checkpoint import Position
+from ramen.training.encoding import StepEncoder
 from ramen.training.progress import Progress
 
 LOG_EVERY = 10
@@ -48,10 +49,12 @@ class Trainer:
         clip_norm: gradients are clipped to this norm; 0 = off.
         seed: keys the dropout of each step.
         track: receives step metrics.
+        step_encoder: texts to vectors and the gradient back.
         position: counters and history.
         stop: asked after each step; true = save and stop.
         save: writes a checkpoint.
         save_every: seconds between checkpoints.
+        last_texts, last_tokens: distinct texts of the last step, and their tokens.
     """
 
     encoder: SentenceEncoder
@@ -65,10 +68,13 @@ class Trainer:
     clip_norm: float
     seed: int
     track: Tracker
+    step_encoder: StepEncoder
     position: Position = field(default_factory=Position)
     stop: Callable[[], bool] = lambda: False
     save: Callable[[], None] = lambda: None
     save_every: float = 600.0
+    last_texts: int = 0
+    last_tokens: int = 0
     _saved: float = field(default_factory=time.monotonic)
 
     def run_epochs(self, until: int, progress: Progress, on_epoch: Callable[[dict[str, float]], None]) -> None:
@@ -94,33 +100,40 @@ class Trainer:
 
     def train_step(self, step: Step) -> dict[str, float]:
         """One optimiser step. Returns every term's value, unweighted, and the weighted "loss"."""
-        torch.manual_seed(int(keyed_rng(self.seed, "dropout", self.position.global_step).integers(2**62)))
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.position.global_step)
         self.encoder.train()
-        terms = self.losses(step)
-        loss = total(terms, self.weights)
-        if not math.isfinite(value := float(loss.detach())):
-            self._not_finite(step, value)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self.encoder.parameters(), self.clip_norm)
-        self.optimizer.step()
-        return {"loss": value, **{name: float(term.detach()) for name, term in terms.items()}}
-
-    def losses(self, step: Step) -> dict[str, Tensor]:
-        """Task loss and regularisers of a step; each distinct text is encoded once, whatever its roles."""
         roles = {"documents": step.documents, "labels": step.labels}
         roles |= {f"anchors/{name}": batch.pool for name, batch in step.anchors.items()}
         numbers = {role: self.texts.roles[role][items] for role, items in roles.items()}
         distinct, inverse = np.unique(np.concatenate(list(numbers.values())), return_inverse=True)
-        vectors = self.encoder.encode_rows(self.texts.store, distinct)
+        self.last_texts = len(distinct)
+        self.last_tokens = int(self.texts.store.lengths_of(distinct).sum())
+        vectors = self.step_encoder.forward(distinct, self._dropout_seed())
         cuts = np.cumsum([len(items) for items in numbers.values()])[:-1]
-        vectors_of = {
-            role: vectors.index_select(0, _tensor(where, vectors.device))
-            for role, where in zip(numbers, np.split(inverse, cuts), strict=True)
-        }
+        terms = self.losses(step, vectors, dict(zip(numbers, np.split(inverse, cuts), strict=True)))
+        loss = total(terms, self.weights)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.step_encoder.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.encoder.parameters(), self.clip_norm or math.inf)
+        values = dict(
+            zip(("loss", *terms, "norm"), torch.stack([loss, *terms.values(), norm]).detach().tolist(), strict=True)
+        )
+        if not math.isfinite(values["loss"]) or not math.isfinite(values.pop("norm")):
+            self._not_finite(step, values["loss"])
+        self.optimizer.step()
+        return values
+
+    def losses(self, step: Step, vectors: Tensor, where: Mapping[str, NDArray[np.int64]]) -> dict[str, Tensor]:
+        """Task loss and regularisers of a step.
+
+        Args:
+            step: who is in it.
+            vectors: float32 [n, D], the step's distinct texts.
+            where: role -> row of each of its items in `vectors`.
+        """
+        vectors_of = {role: vectors.index_select(0, _tensor(rows, vectors.device)) for role, rows in where.items()}
         x_BD, z_LD = vectors_of["documents"], vectors_of["labels"]
         positive_B, mask_BL = _tensor(step.positive, x_BD.device), _tensor(step.mask, x_BD.device)
         terms = {TASK: self.base.loss(x_BD @ z_LD.T, positive_B, mask_BL)}
@@ -130,6 +143,9 @@ class Trainer:
                 if links is not None:
                     terms[f"{name}.{side}"] = regulariser(rows, a_AD, _links(links, rows.device), self.triplet)
         return terms
+
+    def _dropout_seed(self) -> int:
+        return int(keyed_rng(self.seed, "dropout", self.position.global_step).integers(2**62))
 
     def _count(self, terms: Mapping[str, float], documents: int) -> None:
         position = self.position

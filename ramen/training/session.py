@@ -17,7 +17,8 @@ from ramen.artifacts import Artifact, Draft, write_json
 from ramen.base import make_base
 from ramen.config import Encoder, Objective, Training
 from ramen.data.dataset import Problem
-from ramen.encoder.model import SentenceEncoder, load_encoder
+from ramen.encoder.loading import load_encoder
+from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.graph.metadata import Graph, read_graphs
 from ramen.objective.triplet import Triplet
@@ -25,6 +26,8 @@ from ramen.stopping import on_stop
 from ramen.tracking import Tracker
 from ramen.training.batches import StepSampler, keyed_rng
 from ramen.training.checkpoint import Checkpoints, load_state, save_state
+from ramen.training.distributed import Processes
+from ramen.training.encoding import StepEncoder
 from ramen.training.loop import TASK, Trainer, Validation, linear_schedule, make_optimizer
 from ramen.training.progress import Progress
 
@@ -96,6 +99,7 @@ class Session:
             settings.clip_norm,
             settings.seed,
             self.track,
+            StepEncoder(self.encoder, self.texts.store, Processes(), settings.gradient_caching),
             stop=lambda: self.interrupted,
             save=self.save,
             save_every=60 * settings.checkpoint_minutes,

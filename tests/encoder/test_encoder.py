@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from ramen.config import Encoder
-from ramen.encoder.model import load_encoder
+from ramen.encoder.loading import load_encoder
+from ramen.encoder.model import SentenceEncoder
+from ramen.encoder.packing import assign, row_length
 from ramen.encoder.tokens import TextTable, TokenStore
 from ramen.errors import RamenError
 
@@ -116,3 +118,88 @@ def test_the_dropout_knob_reaches_every_layer(name: str) -> None:
             store_of[rate] = [encoder.encode_rows(store, rows) for _ in range(2)]
     assert not torch.equal(*store_of[-1.0]), "the model's own dropout is on while training"
     assert torch.equal(*store_of[0.0])
+
+
+@pytest.mark.parametrize("lengths", [[3] * 40, [5, 64, 1, 33, 32, 64, 90], list(range(1, 60)), [200]])
+def test_packs_hold_every_token_once_within_the_budget(lengths: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(5, 1000, sum(lengths)).astype(np.int32)
+    store = TokenStore(tokens, np.concatenate([[0], np.cumsum(lengths)]), 0)
+    seen = {}
+    for places, pack in store.packs(np.arange(len(lengths)), 256):
+        assert pack.ids.size <= max(256, 2 * row_length(max(lengths)))
+        rows, slots = np.divmod(pack.cells, pack.num_slots)
+        for place, row, slot in zip(places, rows, slots, strict=True):
+            here = pack.slots[row] == slot
+            np.testing.assert_array_equal(pack.positions[row][here], np.arange(lengths[place]))
+            seen[int(place)] = pack.ids[row][here]
+    for i in range(len(lengths)):
+        np.testing.assert_array_equal(seen.pop(i), tokens[store.offsets[i] : store.offsets[i + 1]])
+    assert not seen
+
+
+def test_packing_leaves_little_padding_and_longest_first_fits_best() -> None:
+    lengths = np.clip(np.random.default_rng(1).normal(19, 6, 500).astype(np.int64), 3, 32)
+    rows, starts, slots = assign(lengths, 64)
+    assert lengths.sum() > 0.96 * 64 * (rows.max() + 1)
+    for row in range(rows.max() + 1):
+        mine = np.flatnonzero(rows == row)
+        assert sorted(slots[mine]) == list(range(len(mine)))
+        order = mine[np.argsort(starts[mine])]
+        np.testing.assert_array_equal(starts[order], np.concatenate([[0], np.cumsum(lengths[order])[:-1]]))
+
+
+def architecture(kind: str) -> torch.nn.Module:
+    from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel, RobertaConfig, RobertaModel
+
+    torch.manual_seed(0)
+    if kind == "distilbert":
+        return DistilBertModel(DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=30522))
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    if kind == "roberta":
+        return RobertaModel(RobertaConfig(vocab_size=30522, pad_token_id=1, **size), add_pooling_layer=False)
+    return BertModel(BertConfig(vocab_size=30522, **size), add_pooling_layer=False)
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_text_has_the_same_vector_and_gradient_packed_or_padded(kind: str, pooling: str) -> None:
+    tokenizer = load_encoder("tiny", Encoder()).tokenizer
+    encoder = SentenceEncoder(architecture(kind), tokenizer, pooling, Encoder(precision="fp32")).eval()  # type: ignore[arg-type]
+    assert encoder.packs
+    store = TokenStore.build(tokenizer, TEXTS, 48)
+    vectors, gradients = [], []
+    for packs in (True, False):
+        encoder.__dict__["packs"] = packs
+        encoder.zero_grad()
+        out = encoder.encode_rows(store, np.arange(len(TEXTS)))
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        vectors.append(out.detach())
+        gradients.append(torch.cat([p.grad.flatten() for p in encoder.parameters() if p.grad is not None]))
+    torch.testing.assert_close(vectors[0], vectors[1], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-4)
+
+
+def test_a_transformer_that_cannot_be_packed_is_padded() -> None:
+    from transformers import MPNetConfig, MPNetModel
+
+    torch.manual_seed(0)
+    config = MPNetConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=30527
+    )
+    tokenizer = load_encoder("tiny", Encoder()).tokenizer
+    encoder = SentenceEncoder(MPNetModel(config, add_pooling_layer=False), tokenizer, "mean", Encoder(precision="fp32"))
+    vectors = encoder.encode(TEXTS)
+    for i, text in enumerate(TEXTS):
+        np.testing.assert_allclose(vectors[i], encoder.encode([text])[0], atol=1e-5)
+
+
+def test_bf16_layers_give_nearly_the_gradients_of_float32() -> None:
+    gradients = []
+    for precision in ("fp32", "bf16"):
+        encoder = load_encoder("minilm", Encoder(name="minilm", precision=precision, dropout=0.0)).train()  # type: ignore[arg-type]
+        store = TokenStore.build(encoder.tokenizer, [f"package number {i} does {i % 7} things" for i in range(64)], 32)
+        out = encoder.encode_rows(store, np.arange(64))
+        (out[:32] @ out[32:].T).logsumexp(1).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in encoder.parameters() if p.grad is not None]))
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from ramen.artifacts import drafts, open_artifact
 from ramen.config import Encoder
 from ramen.data.dataset import Problem
-from ramen.encoder.model import load_encoder
+from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
 from ramen.graph.metadata import Graph, write_graphs
 from ramen.stages import run_stage

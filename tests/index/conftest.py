@@ -43,7 +43,7 @@ def track(store: Path) -> RunTracker:
 @pytest.fixture(scope="session")
 def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small random encoder, saved as training saves one."""
-    from ramen.encoder.model import load_encoder
+    from ramen.encoder.loading import load_encoder
 
     folder = tmp_path_factory.mktemp("encoder") / "model"
     load_encoder("tiny", config.Encoder(name="tiny")).save(folder)

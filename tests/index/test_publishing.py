@@ -14,7 +14,7 @@ import pytest
 from ramen.artifacts import Artifact, drafts, open_artifact
 from ramen.config import Encoder, Index
 from ramen.data.dataset import Problem
-from ramen.encoder.model import load_encoder
+from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, GateRefused, RamenError
 from ramen.index import publishing
 from ramen.index.publishing import gate, promote, requirements

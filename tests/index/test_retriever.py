@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ramen.artifacts import Artifact
 from ramen.config import Encoder, Index
 from ramen.data.dataset import Problem
-from ramen.encoder.model import load_encoder
+from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, RamenError
 from ramen.index.build import build_index
 from ramen.index.query import as_json, as_table

