@@ -109,6 +109,17 @@ class Objective(Section):
     anchor_sampling: Literal["uniform", "inverse_sqrt_degree"] = knob(
         "uniform", "how a row's positive anchor is drawn; the second favours specific anchors over hubs"
     )
+    anchor_reuse: bool = knob(
+        True,
+        "rows of a step with common neighbours tend to draw the same one, so that fewer anchors are encoded; each "
+        "row's own chances stay as anchor_sampling says",
+    )
+    anchor_budget: float = knob(
+        0.5,
+        "distinct anchors encoded per step at most, as a share of its documents and labels; which ones is drawn "
+        "anew each step, rows whose anchor is left out skip it; 0 = no limit",
+        ge=0,
+    )
 
     @model_validator(mode="after")
     def _weights_are_not_negative(self) -> Objective:

@@ -99,6 +99,56 @@ class RowSampler:
         return kept, self.indices[np.clip(edge, start, stop - 1)].astype(np.int64)
 
 
+def scatter(numbers: Ints, key: int) -> NDArray[np.uint64]:
+    """Pseudo-random 64-bit numbers that depend on a number and the key alone (the finaliser of splitmix64).
+
+    Drawing for the anchors at hand costs nothing for the millions that are not.
+    """
+    x = numbers.astype(np.uint64) + np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
+class SharedSampler:
+    """Draws one column per row so that rows with common columns tend to draw the same one.
+
+    Every column runs a race with itself: an exponential time, divided by its weight, the same for all rows of a call; a
+    row takes its first column home. For a row alone that is a draw by weight like any other. Two uniform rows agree
+    with a probability of their Jaccard similarity, the most that is possible for all pairs at once (min-wise hashing,
+    Broder 1997; weighted: Efraimidis and Spirakis 2006). So a step needs fewer distinct anchors for as many pulls.
+
+    Args:
+        indptr, indices: CSR structure.
+        weights: float64 [columns], positive, or None for uniform.
+    """
+
+    def __init__(self, indptr: Ints, indices: NDArray[np.int32], weights: NDArray[np.float64] | None = None) -> None:
+        self.indptr = indptr.astype(np.int64)
+        self.indices = indices
+        self.weights = weights
+
+    def draw(self, rows: Ints, key: int) -> tuple[Ints, Ints]:
+        """Draw for each of `rows`; equal keys run the same race.
+
+        Returns:
+            (positions int64 [R] of the rows that have a column, columns int64 [R]).
+        """
+        start = self.indptr[rows]
+        counts = self.indptr[rows + 1] - start
+        kept = np.flatnonzero(counts)
+        if not len(kept):
+            return kept, np.zeros(0, np.int64)
+        start, counts = start[kept], counts[kept]
+        first = np.cumsum(counts) - counts
+        columns = self.indices[np.arange(int(counts.sum())) + np.repeat(start - first, counts)].astype(np.int64)
+        time = -np.log((scatter(columns, key) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54)
+        if self.weights is not None:
+            time /= self.weights[columns]
+        order = np.lexsort((columns, time, np.repeat(np.arange(len(kept)), counts)))
+        return kept, columns[order[first]]
+
+
 class MembershipMask:
     """Looks up which of a batch's columns are linked to which of its rows."""
 
@@ -122,12 +172,16 @@ class MembershipMask:
         return mask
 
 
+Draws = Mapping[str, tuple[Ints, Ints]]
+"""Side -> (rows that have an anchor, their anchors)."""
+
+
 @dataclass(frozen=True)
 class SetSampler:
     """Samples the anchors of one set: positives from the pruned graph, masks from the unpruned one."""
 
     name: str
-    draws: Mapping[str, RowSampler]
+    draws: Mapping[str, RowSampler | SharedSampler]
     masks: Mapping[str, MembershipMask]
 
     @classmethod
@@ -138,34 +192,66 @@ class SetSampler:
         unpruned: Mapping[str, Graph],
         sides: Mapping[str, bool],
         sampling: Sampling,
+        shared: bool,
     ) -> SetSampler:
         """`sides`: graph side ("train", "labels") -> whether its regulariser is on."""
         num_anchors = next(iter(unpruned.values())).shape[1]
-        degree = sum(np.bincount(graph.indices, minlength=num_anchors) for graph in unpruned.values())
-        draws, masks = {}, {}
+        weights = None
+        if sampling == "inverse_sqrt_degree":
+            degree = sum(np.bincount(graph.indices, minlength=num_anchors) for graph in unpruned.values())
+            weights = 1.0 / np.sqrt(np.maximum(degree, 1))
+        draws: dict[str, RowSampler | SharedSampler] = {}
         for side in (side for side, on in sides.items() if on):
             graph = pruned[side]
-            weights = None
-            if sampling == "inverse_sqrt_degree":
-                weights = 1.0 / np.sqrt(np.maximum(degree, 1))[graph.indices]
-            draws[side] = RowSampler(graph.indptr, graph.indices, weights)
-            masks[side] = MembershipMask(unpruned[side].indptr, unpruned[side].indices, num_anchors)
+            if shared:
+                draws[side] = SharedSampler(graph.indptr, graph.indices, weights)
+            else:
+                of_edges = None if weights is None else weights[graph.indices]
+                draws[side] = RowSampler(graph.indptr, graph.indices, of_edges)
+        masks = {side: MembershipMask(unpruned[side].indptr, unpruned[side].indices, num_anchors) for side in draws}
         return cls(name, draws, masks)
 
-    def sample(self, rows: Mapping[str, Ints], seed: int, position: tuple[int, int], separate: bool) -> AnchorBatch:
+    def draw(self, rows: Mapping[str, Ints], seed: int, position: tuple[int, int]) -> Draws:
         """Draw one anchor per row and side; `rows` maps side -> items of the batch."""
-        drawn = {
-            side: draw.draw(rows[side], keyed_rng(seed, f"anchors/{self.name}/{side}", *position))
-            for side, draw in self.draws.items()
+        race = int(self.rng(seed, position).integers(2**63))  # one for both sides
+        return {
+            side: sampler.draw(rows[side], race)
+            if isinstance(sampler, SharedSampler)
+            else sampler.draw(rows[side], self.rng(seed, position, f"/{side}"))
+            for side, sampler in self.draws.items()
         }
-        pool = np.unique(np.concatenate([anchors for _, anchors in drawn.values()] or [np.zeros(0, np.int64)]))
+
+    def rng(self, seed: int, position: tuple[int, int], purpose: str = "") -> np.random.Generator:
+        """A generator of this set's own for one step and purpose."""
+        return keyed_rng(seed, f"anchors/{self.name}{purpose}", *position)
+
+    def batch(self, rows: Mapping[str, Ints], drawn: Draws, pool: Ints, separate: bool) -> AnchorBatch:
+        """Links of the batch to the anchors of `pool` (sorted); rows that drew another anchor have none."""
         links: dict[str, SideLinks | None] = {"train": None, "labels": None}
         for side, (kept, anchors) in drawn.items():
+            inside = np.isin(anchors, pool)
+            kept, anchors = kept[inside], anchors[inside]
             mask = self.masks[side](rows[side][kept], pool)
             if separate:
                 mask |= ~np.isin(pool, anchors)[None, :]
             links[side] = SideLinks(kept, np.searchsorted(pool, anchors), mask)
         return AnchorBatch(pool, links["train"], links["labels"])
+
+
+def within_budget(pools: Mapping[str, Ints], keys: Mapping[str, int], most: int) -> dict[str, Ints]:
+    """Keep `most` anchors of all sets together, each with the same chance.
+
+    Args:
+        pools: set name -> int64 [A] distinct anchors.
+        keys: set name -> key of the lottery.
+        most: anchors kept.
+    """
+    tickets = {name: scatter(pool, keys[name]) for name, pool in pools.items()}
+    drawn = np.concatenate([np.zeros(0, np.uint64), *tickets.values()])
+    if len(drawn) <= most:
+        return dict(pools)
+    last = np.partition(drawn, most)[most]
+    return {name: pool[tickets[name] < last] for name, pool in pools.items()}
 
 
 class StepSampler:
@@ -180,6 +266,8 @@ class StepSampler:
         batch_size: documents per step; the last step of an epoch may be smaller.
         seed: of all draws.
         separate_pools: each side's negatives are its own anchors only.
+        shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
+        anchor_budget: distinct anchors of a step at most, as a share of its documents and labels; 0 = no limit.
     """
 
     def __init__(
@@ -192,6 +280,8 @@ class StepSampler:
         batch_size: int,
         seed: int,
         separate_pools: bool = False,
+        shared_draws: bool = False,
+        anchor_budget: float = 0.0,
     ) -> None:
         self.base = base
         has_label = np.diff(y.indptr)[documents] > 0
@@ -199,6 +289,8 @@ class StepSampler:
         self.batch_size = batch_size
         self.seed = seed
         self.separate_pools = separate_pools
+        self.shared_draws = shared_draws
+        self.anchor_budget = anchor_budget
         self.label_texts = label_texts
         self.positives = RowSampler(y.indptr, y.indices)
         masked = (y + ignore).tocsr()
@@ -214,7 +306,7 @@ class StepSampler:
     ) -> None:
         """Sample anchors from `pruned`, mask with `unpruned`; `on[set][side]` says which regularisers are on."""
         self.sets = [
-            SetSampler.build(name, pruned[name], unpruned[name], on[name], sampling)
+            SetSampler.build(name, pruned[name], unpruned[name], on[name], sampling, self.shared_draws)
             for name in sorted(pruned)
             if any(on[name].values())
         ]
@@ -237,8 +329,14 @@ class StepSampler:
         mask = self.mask(documents, labels)
         texts = self.label_texts[labels]
         mask |= texts[None, :] == texts[positive][:, None]
-        rows = {"train": documents, "labels": labels}
-        anchors = {
-            sampler.name: sampler.sample(rows, self.seed, (epoch, index), self.separate_pools) for sampler in self.sets
-        }
+        anchors = self._anchors({"train": documents, "labels": labels}, (epoch, index))
         return Step(documents, labels, positive.astype(np.int64), mask, anchors)
+
+    def _anchors(self, rows: Mapping[str, Ints], position: tuple[int, int]) -> dict[str, AnchorBatch]:
+        drawn = {sampler.name: sampler.draw(rows, self.seed, position) for sampler in self.sets}
+        pools = {name: np.unique(np.concatenate([a for _, a in sides.values()])) for name, sides in drawn.items()}
+        if self.anchor_budget:
+            most = int(self.anchor_budget * sum(map(len, rows.values())))
+            keys = {s.name: int(s.rng(self.seed, position, "/budget").integers(2**63)) for s in self.sets}
+            pools = within_budget(pools, keys, most)
+        return {s.name: s.batch(rows, drawn[s.name], pools[s.name], self.separate_pools) for s in self.sets}

@@ -80,6 +80,8 @@ class Session:
             settings.batch_size,
             settings.seed,
             objective.anchor_pool == "separate",
+            objective.anchor_reuse,
+            objective.anchor_budget,
         )
         optimizer = make_optimizer(self.encoder, settings.lr, settings.adam_eps, settings.weight_decay)
         schedule = linear_schedule(settings.lr, settings.lr_warmup_steps, settings.epochs * sampler.steps_per_epoch)

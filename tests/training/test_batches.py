@@ -10,7 +10,14 @@ from ramen.base import make_base
 from ramen.data.dataset import Problem
 from ramen.graph.metadata import Graph
 from ramen.objective.triplet import Triplet
-from ramen.training.batches import MembershipMask, RowSampler, StepSampler, keyed_rng
+from ramen.training.batches import (
+    MembershipMask,
+    RowSampler,
+    SharedSampler,
+    StepSampler,
+    keyed_rng,
+    within_budget,
+)
 
 
 def graph_of(matrix: sp.csr_matrix) -> Graph:
@@ -163,3 +170,69 @@ def test_swapping_nothing_but_the_name_of_a_set_leaves_the_others_alone(tiny_pro
     )
     a, b = (s.step(s.epoch_order(0), 0, 0).anchors["links"] for s in (both, one))
     np.testing.assert_array_equal(a.pool, b.pool)
+
+
+@pytest.mark.parametrize("weights", [None, np.array([9.0, 1.0, 1.0, 2.0, 9.0, 9.0, 9.0, 1.0, 3.0])])
+def test_shared_draws_follow_each_rows_own_weights(weights: np.ndarray | None) -> None:
+    indptr, indices = np.array([0, 2, 2, 5]), np.array([7, 8, 1, 2, 3], np.int32)
+    sampler = SharedSampler(indptr, indices, weights)
+    seen = []
+    for key in range(8000):
+        kept, drawn = sampler.draw(np.array([0, 1, 2]), key * 7919)
+        assert kept.tolist() == [0, 2]
+        seen += drawn.tolist()
+    for column, row in ((7, [7, 8]), (8, [7, 8]), (1, [1, 2, 3]), (2, [1, 2, 3]), (3, [1, 2, 3])):
+        expected = 1 / len(row) if weights is None else weights[column] / weights[row].sum()
+        assert seen.count(column) / 8000 == pytest.approx(expected, abs=0.025)
+
+
+def test_rows_agree_as_often_as_their_neighbours_overlap() -> None:
+    rows = [{1, 2, 3, 4}, {3, 4, 5, 6}, {3, 4}, {8}]
+    indptr = np.cumsum([0, *map(len, rows)])
+    sampler = SharedSampler(indptr, np.concatenate([sorted(r) for r in rows]).astype(np.int32))
+    draws = np.array([sampler.draw(np.arange(4), key * 104729)[1] for key in range(6000)])
+    for i in range(4):
+        for j in range(4):
+            jaccard = len(rows[i] & rows[j]) / len(rows[i] | rows[j])
+            assert (draws[:, i] == draws[:, j]).mean() == pytest.approx(jaccard, abs=0.025)
+
+
+def test_the_budget_is_kept_and_every_anchor_has_the_same_chance() -> None:
+    pools = {"a": np.arange(30), "b": np.arange(100, 110)}
+    counts: dict[int, int] = {}
+    for key in range(3000):
+        kept = within_budget(pools, {"a": key, "b": 10_000 + key}, 10)
+        assert sum(map(len, kept.values())) == 10
+        for anchors in kept.values():
+            for anchor in anchors.tolist():
+                counts[anchor] = counts.get(anchor, 0) + 1
+    np.testing.assert_allclose([counts[a] / 3000 for a in (*range(30), *range(100, 110))], 0.25, atol=0.05)
+    assert {k: v.tolist() for k, v in within_budget(pools, {"a": 0, "b": 1}, 40).items()} == {
+        k: v.tolist() for k, v in pools.items()
+    }
+
+
+def test_a_step_keeps_its_budget_and_its_links_stay_true(tiny_problem: Problem) -> None:
+    plain = sampler_of(tiny_problem)
+    sampler = StepSampler(
+        make_base("inbatch", Triplet()), np.arange(60), tiny_problem.y_train, tiny_problem.filter_train,
+        np.arange(30), 16, 0, shared_draws=True, anchor_budget=0.2,
+    )  # fmt: skip
+    with_graphs(sampler, tiny_problem)
+    order = sampler.epoch_order(0)
+    pulled = set()
+    for index in range(sampler.steps_per_epoch):
+        step, bare = sampler.step(order, 0, index), plain.step(order, 0, index)
+        np.testing.assert_array_equal(step.labels, bare.labels)
+        assert sum(len(b.pool) for b in step.anchors.values()) <= 0.2 * (len(step.documents) + len(step.labels))
+        for name, batch in step.anchors.items():
+            edges = tiny_problem.anchor_sets[name]
+            for items, links, matrix in (
+                (step.documents, batch.document, edges.train),
+                (step.labels, batch.label, edges.labels),
+            ):
+                assert links is not None and len(links.rows) == len(links.positive)
+                rows = items[links.rows]
+                assert (matrix.toarray()[rows, batch.pool[links.positive]] > 0).all()
+                pulled |= {(name, anchor) for anchor in batch.pool.tolist()}
+    assert len(pulled) > 5, "which anchors are left out changes from step to step"
