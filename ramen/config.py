@@ -157,7 +157,7 @@ class Training(Section):
         "GradCache",
     )
     processes: int = knob(
-        1, "processes that train together on this machine, one GPU each; 0 = one per GPU, or 1 without GPUs", ge=0
+        0, "processes that train together on this machine; 0 = one per GPU, or 1 where there is none", ge=0
     )
     threads: int = knob(0, "torch threads of each process; 0 = all cores, shared by the processes", ge=0)
     seed: int = knob(0, "seed of initialisation, order, sampling and dropout", ge=0)

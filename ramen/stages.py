@@ -10,18 +10,22 @@ Nothing heavy is imported here: `impl` is resolved only when the stage runs.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramen.artifacts import KINDS, drafts, open_artifact
+from ramen.artifacts import KINDS, Artifact, Draft, drafts, open_artifact
 from ramen.errors import ArtifactError, Interrupted
+from ramen.processes import rank
 from ramen.stopping import on_stop
 from ramen.tracking import NullTracker, Tracker, flat_params
 
@@ -42,6 +46,7 @@ class Stage:
         code: modules and packages under `ramen/` whose change must re-run the stage.
         impl: "module:function".
         gpu: the stage trains or encodes, and wants an accelerator where there is one.
+        parallel: several processes may run it together (`torchrun`); of any other stage, rank 0 does all.
         side_effects: it changes something outside its artifacts (a registry), so its result is never cached.
     """
 
@@ -53,6 +58,7 @@ class Stage:
     code: tuple[str, ...]
     impl: str
     gpu: bool = False
+    parallel: bool = False
     side_effects: bool = False
 
     @property
@@ -73,7 +79,7 @@ class Stage:
         return digest.hexdigest()[:12]
 
 
-_TRAINING_CODE = ("base", "data/dataset.py", "encoder", "graph", "objective", "training")
+_TRAINING_CODE = ("base", "data/dataset.py", "encoder", "graph", "objective", "processes.py", "training")
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -105,6 +111,7 @@ STAGES: dict[str, Stage] = {
             code=_TRAINING_CODE,
             impl="ramen.training.stage:warmup",
             gpu=True,
+            parallel=True,
         ),
         Stage(
             "prune-retrain",
@@ -115,6 +122,7 @@ STAGES: dict[str, Stage] = {
             code=_TRAINING_CODE,
             impl="ramen.training.stage:prune_retrain",
             gpu=True,
+            parallel=True,
         ),
         Stage(
             "evaluate",
@@ -180,10 +188,12 @@ def run_stage(
     for key, artifact in opened.items():
         track.dataset(key, artifact.digest, str(inputs[key]))
 
-    module, function = stage.impl.split(":")
-    implementation = getattr(importlib.import_module(module), function)
     work = _work_directory(stage, plain, {key: artifact.digest for key, artifact in opened.items()})
 
+    module, function = stage.impl.split(":")
+    implementation = getattr(importlib.import_module(module), function)
+    if rank() > 0:
+        return _assist(stage, implementation, opened, values, work)
     computed = False
 
     def stop() -> None:
@@ -201,6 +211,23 @@ def run_stage(
     shutil.rmtree(work, ignore_errors=True)
     track.log(metrics)
     return metrics
+
+
+def _assist(
+    stage: Stage,
+    implementation: Callable[..., dict[str, float]],
+    opened: Mapping[str, Artifact],
+    values: Mapping[str, Any],
+    work: Path,
+) -> dict[str, float]:
+    """Take part in a stage that rank 0 reports and writes."""
+    if not stage.parallel:
+        return {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        written = {name: Draft(Path(folder) / name, work) for name in stage.writes}
+        for draft in written.values():
+            draft.path.mkdir()
+        return implementation(**opened, **written, **values, track=NullTracker())
 
 
 def _work_directory(stage: Stage, sections: Mapping[str, Any], inputs: Mapping[str, str]) -> Path:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ramen.errors import Interrupted, RamenError
+from ramen.processes import rank
 from ramen.provenance import pipeline_key, provenance
 
 if TYPE_CHECKING:
@@ -96,12 +97,14 @@ class NullTracker:
 def open_tracker(stage: str) -> Iterator[Tracker]:
     """The tracker of one stage's run, whatever the front (see the module's docstring).
 
+    Of several processes that run it together (`torchrun`), rank 0 tracks.
+
     The run ends FINISHED, KILLED on an interrupt, or FAILED with the error's first line in the tag `ramen.error`.
 
     Raises:
         RamenError: the tracking store cannot be reached.
     """
-    if tracking_is_off():
+    if tracking_is_off() or rank() > 0:
         yield NullTracker()
         return
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # popped: children of a stage must not take the run for theirs

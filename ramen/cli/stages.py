@@ -12,6 +12,7 @@ import click
 
 from ramen.artifacts import write_text
 from ramen.cli.base import PATH, config_options, show_progress
+from ramen.processes import rank
 from ramen.stages import Stage, default_path, run_stage
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def stage_command(stage: Stage) -> click.Command:
                 outputs=outputs,
                 track=track,
             )
+        if rank() > 0:  # one of several processes: rank 0 reports
+            return
         write_metrics(metrics, result)
         for key, value in sorted(result.items()):
             click.echo(f"{key} {value:.6g}")

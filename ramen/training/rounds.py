@@ -124,7 +124,7 @@ class Rounds:
             used[roles[f"anchors/{name}"][graph.indices]] = True
         numbers = np.flatnonzero(used)
         vectors = np.zeros((len(texts.store), self.session.encoder.dimension), np.float32)
-        vectors[numbers] = self.session.encoder.embed(texts.store, numbers)
+        vectors[numbers] = self.session.embed(numbers)
         return {role: vectors[items] for role, items in roles.items()}
 
     @staticmethod

@@ -36,6 +36,9 @@ SIDE_NAMES = {"train": "document", "labels": "label"}
 
 HISTORY_FILE = "history.json"
 
+EMBED_BLOCK = 1 << 17
+"""Texts that the processes share out at a time when they encode without gradients."""
+
 
 class Session:
     """Everything one training stage holds: data, trainer, validation, checkpoints."""
@@ -50,9 +53,9 @@ class Session:
         objective: Objective,
         training: Training,
         track: Tracker,
+        processes: Processes | None = None,
     ) -> None:
-        if training.threads:
-            torch.set_num_threads(training.threads)
+        self.processes = processes or Processes()
         torch.manual_seed(training.seed)
         self.track, self.training, self.objective = track, training, objective
         self.problem = Problem.read(dataset.path)
@@ -101,8 +104,8 @@ class Session:
             settings.clip_norm,
             settings.seed,
             self.track,
-            StepEncoder(self.encoder, self.texts.store, Processes(), settings.gradient_caching),
-            stop=lambda: self.interrupted,
+            StepEncoder(self.encoder, self.texts.store, self.processes, settings.gradient_caching),
+            stop=lambda: self.processes.any(self.interrupted),
             save=self.save,
             save_every=60 * settings.checkpoint_minutes,
         )
@@ -139,9 +142,12 @@ class Session:
                 file=sys.stderr,
                 flush=True,
             )
+        self.processes.wait()  # all have read before rank 0 may write the next one
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint; rank 0 does."""
+        if self.processes.rank > 0:
+            return
         self.checkpoints.save(self.encoder, self.trainer.optimizer, self.trainer.position, self.extra_arrays)
 
     def train(self, phase: str, until: int) -> None:
@@ -175,9 +181,22 @@ class Session:
         """P@1 on the held-out documents over all labels, or None when nothing is held out."""
         if not len(self.validation.documents):
             return None
-        store, roles = self.texts.store, self.texts.roles
-        documents = self.encoder.embed(store, roles["documents"][self.validation.documents])
-        return self.validation.p_at_1(documents, self.encoder.embed(store, roles["labels"]))
+        roles = self.texts.roles
+        documents = self.embed(roles["documents"][self.validation.documents])
+        return self.validation.p_at_1(documents, self.embed(roles["labels"]))
+
+    def embed(self, texts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Encode stored texts without gradients, all processes together: float32 [n, D], the same in each."""
+        store, processes = self.texts.store, self.processes
+        if processes.size == 1:
+            return self.encoder.embed(store, texts)
+        out = np.empty((len(texts), self.encoder.dimension), np.float32)
+        for start in range(0, len(texts), EMBED_BLOCK):
+            block = texts[start : start + EMBED_BLOCK]
+            shares = processes.shares(store.lengths_of(block))
+            own = torch.from_numpy(self.encoder.embed(store, block[shares[processes.rank]]))
+            out[start : start + EMBED_BLOCK] = processes.gather(own.to(self.encoder.device), shares).cpu().numpy()
+        return out
 
     def write(self, draft: Draft) -> None:
         """Write encoder, optimiser state and history."""

@@ -6,6 +6,7 @@ from ramen.artifacts import Artifact, Draft, write_json
 from ramen.config import Encoder, Objective, Pruning, Training
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
+from ramen.training.launch import together
 from ramen.training.rounds import Rounds
 from ramen.training.session import Session
 
@@ -21,10 +22,13 @@ def warmup(
     track: Tracker,
 ) -> dict[str, float]:
     """Train on the unpruned graphs for `training.warmup_epochs` epochs."""
-    session = Session(dataset, graph, warm_model, encoder.name, encoder, objective, training, track)
-    with session.interruptible():
-        session.resume()
-        session.train("warmup", min(training.warmup_epochs, training.epochs))
+    inputs = {"dataset": dataset, "graph": graph}
+    sections = {"encoder": encoder, "objective": objective, "training": training}
+    with together("warmup", inputs, sections, training) as processes:
+        session = Session(dataset, graph, warm_model, encoder.name, encoder, objective, training, track, processes)
+        with session.interruptible():
+            session.resume()
+            session.train("warmup", min(training.warmup_epochs, training.epochs))
     session.write(warm_model)
     return session.last_metrics()
 
@@ -43,12 +47,15 @@ def prune_retrain(
     track: Tracker,
 ) -> dict[str, float]:
     """Prune the graphs with the encoder and retrain, in rounds, to `training.epochs` or convergence."""
-    session = Session(dataset, graph, model, warm_model.path, encoder, objective, training, track)
-    session.start_from(warm_model)
-    rounds = Rounds(session, pruning)
-    with session.interruptible():
-        session.resume(rounds.restore)
-        rounds.run()
+    inputs = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
+    sections = {"encoder": encoder, "objective": objective, "training": training, "pruning": pruning}
+    with together("prune-retrain", inputs, sections, training) as processes:
+        session = Session(dataset, graph, model, warm_model.path, encoder, objective, training, track, processes)
+        session.start_from(warm_model)
+        rounds = Rounds(session, pruning)
+        with session.interruptible():
+            session.resume(rounds.restore)
+            rounds.run()
     session.write(model)
     write_graphs(pruned_graph.path, rounds.pruned or read_graphs(graph.path))
     write_json(pruned_graph.path / "rounds.json", session.trainer.position.rounds)

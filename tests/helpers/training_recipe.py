@@ -1,0 +1,55 @@
+"""A small recipe for both training stages, and how to look at what they wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from ramen.stages import run_stage
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "encoder": {"name": "tiny", "precision": "fp32", "max_length": 16},
+    "objective": {},
+    "training": {
+        "batch_size": 16,
+        "epochs": 4,
+        "warmup_epochs": 2,
+        "lr": 3e-3,
+        "lr_warmup_steps": 2,
+        "validation_fraction": 0.1,
+        "threads": 1,
+    },
+    "pruning": {"every": 1, "patience": 0},
+}
+
+
+def changed(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: {**values, **sections.get(name, {})} for name, values in SECTIONS.items()}
+
+
+def train(artifacts: dict[str, Path], out: Path, sections: dict[str, dict[str, Any]] = SECTIONS) -> dict[str, float]:
+    inputs = {name: artifacts[name] for name in ("dataset", "graph")}
+    run_stage("warmup", sections=sections, inputs=inputs, outputs={"warm_model": out / "warm_model"})
+    return run_stage(
+        "prune-retrain",
+        sections=sections,
+        inputs={**inputs, "warm_model": out / "warm_model"},
+        outputs={"model": out / "model", "pruned_graph": out / "pruned_graph"},
+    )
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return load_file(path / "model.safetensors")
+
+
+def same(a: Path, b: Path) -> bool:
+    x, y = weights(a), weights(b)
+    return x.keys() == y.keys() and all(np.array_equal(x[key], y[key]) for key in x)
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    return json.loads((path / "history.json").read_text())
