@@ -37,6 +37,10 @@ KINDS: dict[str, str] = {
 """Artifact name -> kind; artifacts of one kind have the same form on disk."""
 
 
+WRITERS = ("safetensors", "safetensors_rust", "pyarrow")
+"""Libraries with error classes of their own for a failed read or write."""
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A finished, checked artifact: `path` to read from, `manifest` as written."""
@@ -60,11 +64,12 @@ class Draft:
     """An artifact being written: put files under `path` and facts into `counts`.
 
     `work` is the stage's work directory: it outlives a failed attempt (checkpoints go there) and is removed after
-    success.
+    success. `task` is what was asked for: stage, sections, digests of the inputs, version of the code.
     """
 
     path: Path
     work: Path
+    task: Mapping[str, Any] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -111,6 +116,7 @@ def drafts(
     sections: Mapping[str, Any],
     inputs: Mapping[str, Artifact],
     work: Path,
+    task: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Draft]]:
     """Write artifacts beside their places; on success finish the manifests and rename all, else remove all.
 
@@ -118,7 +124,7 @@ def drafts(
         outputs: artifact name -> final directory (an older artifact there is replaced at the end).
         sections: validated section values of the stage, recorded in the manifest.
         inputs: opened inputs, whose digests are recorded in the manifest.
-        work: the stage's work directory, handed to each draft.
+        work, task: the stage's work directory and what was asked for, handed to each draft.
     """
     made: dict[str, Draft] = {}
     try:
@@ -127,7 +133,7 @@ def drafts(
             parent.mkdir(parents=True, exist_ok=True)
             beside = tempfile.mkdtemp(prefix=f".{Path(place).name}.", suffix=".tmp", dir=parent)
             os.chmod(beside, 0o755)
-            made[name] = Draft(Path(beside), work)
+            made[name] = Draft(Path(beside), work, task or {})
         yield made
         for name, draft in made.items():
             _write_manifest(draft, name, sections, inputs)
@@ -167,6 +173,25 @@ def _replace(source: Path, target: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     else:
         os.rename(source, target)
+
+
+def failed_io(error: BaseException) -> str:
+    """One line about an error of the file system (no space, read-only, missing), empty for any other error."""
+    if isinstance(error, OSError) and (error.filename or error.errno):
+        return str(error)
+    if type(error).__module__.partition(".")[0] in WRITERS:
+        return str(error).strip().splitlines()[0]
+    return ""
+
+
+def flush(folder: Path) -> None:
+    """Have everything under a folder on the disk before its name promises it is there."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

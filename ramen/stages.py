@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import importlib
 import io
-import json
 import os
 import shutil
 import tempfile
@@ -23,15 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramen.artifacts import KINDS, Artifact, Draft, drafts, open_artifact
+from ramen.artifacts import KINDS, Artifact, Draft, drafts, failed_io, open_artifact
 from ramen.errors import ArtifactError, Interrupted
 from ramen.processes import rank
 from ramen.stopping import on_stop
 from ramen.tracking import NullTracker, Tracker, flat_params
+from ramen.work import claim, release, work_directory
 
 PACKAGE = Path(__file__).parent
-WORK_ENV = "RAMEN_WORK"
-"""Environment variable naming the directory of work directories (checkpoints); default .ramen/work."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Stage:
         return digest.hexdigest()[:12]
 
 
-_TRAINING_CODE = ("base", "data/dataset.py", "encoder", "graph", "objective", "processes.py", "training")
+_TRAINING_CODE = ("base", "data/dataset.py", "encoder", "graph", "objective", "processes.py", "training", "work.py")
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -188,26 +186,36 @@ def run_stage(
     for key, artifact in opened.items():
         track.dataset(key, artifact.digest, str(inputs[key]))
 
-    work = _work_directory(stage, plain, {key: artifact.digest for key, artifact in opened.items()})
+    task = {
+        "stage": name,
+        "sections": plain,
+        "inputs": {key: artifact.digest for key, artifact in opened.items()},
+        "code": stage.code_version(),
+    }
+    work = work_directory(task)
 
     module, function = stage.impl.split(":")
     implementation = getattr(importlib.import_module(module), function)
     if rank() > 0:
-        return _assist(stage, implementation, opened, values, work)
+        return _assist(stage, implementation, opened, values, work, task)
     computed = False
 
     def stop() -> None:
         if not computed:  # else it finishes: renaming the outputs is not to be cut in two
             raise Interrupted("stopped on request; nothing was changed")
 
-    with on_stop(stop), drafts(outputs, sections=plain, inputs=opened, work=work) as written:
-        try:
-            metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
-        except OSError as error:
-            if error.filename or error.errno:
-                raise ArtifactError(f"{name}: {error}") from error
-            raise
-        computed = True
+    try:
+        with on_stop(stop), drafts(outputs, sections=plain, inputs=opened, work=work, task=task) as written:
+            claim(work, task, outputs)
+            try:
+                metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
+            except Exception as error:
+                if reason := failed_io(error):
+                    raise ArtifactError(f"{name}: {reason}; no output was changed") from error
+                raise
+            computed = True
+    finally:
+        release(work)
     shutil.rmtree(work, ignore_errors=True)
     track.log(metrics)
     return metrics
@@ -219,19 +227,13 @@ def _assist(
     opened: Mapping[str, Artifact],
     values: Mapping[str, Any],
     work: Path,
+    task: Mapping[str, Any],
 ) -> dict[str, float]:
     """Take part in a stage that rank 0 reports and writes."""
     if not stage.parallel:
         return {}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        written = {name: Draft(Path(folder) / name, work) for name in stage.writes}
+        written = {name: Draft(Path(folder) / name, work, task) for name in stage.writes}
         for draft in written.values():
             draft.path.mkdir()
         return implementation(**opened, **written, **values, track=NullTracker())
-
-
-def _work_directory(stage: Stage, sections: Mapping[str, Any], inputs: Mapping[str, str]) -> Path:
-    """The same stage with the same sections, inputs and code finds the same directory again."""
-    key = json.dumps([stage.name, sections, inputs, stage.code_version()], sort_keys=True)
-    root = Path(os.environ.get(WORK_ENV, ".ramen/work"))
-    return root / f"{stage.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"

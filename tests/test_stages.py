@@ -26,7 +26,7 @@ def write(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
 
 def fail(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
     (dataset.path / "file").write_text("half")
-    dataset.work.mkdir(parents=True)
+    dataset.work.mkdir(parents=True, exist_ok=True)
     (dataset.work / "checkpoint").write_text("step 3")
     SEEN["work"] = dataset.work
     raise DataError(Problem("f", "broken"))

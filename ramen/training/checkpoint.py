@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,15 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ramen.artifacts import sha256, write_text
+from ramen.artifacts import failed_io, flush, sha256, write_text
+from ramen.errors import ArtifactError
+from ramen.work import TASK_FILE, differences
 
 KEEP = 2
 """Checkpoints kept; the older one guards against a damaged newest."""
 
 STATE_FILE = "training_state.safetensors"
+SUMS_FILE = "sums.json"
 
 
 @dataclass
@@ -85,12 +90,17 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
 class Checkpoints:
     """Numbered checkpoints under a work directory.
 
-    A checkpoint is a folder that appears by rename, with a sha256 per file; a folder that fails its check is skipped
-    in favour of the one before.
+    A checkpoint is a folder that appears by rename once all of it is on the disk, with a sha256 per file and the task
+    it belongs to.
+
+    Args:
+        work: the stage's work directory.
+        task: what was asked for; a checkpoint of another task is refused.
     """
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, task: Mapping[str, Any]) -> None:
         self.folder = work / "checkpoints"
+        self.task = task
 
     def save(
         self,
@@ -99,37 +109,75 @@ class Checkpoints:
         position: Position,
         arrays: dict[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Write a checkpoint and drop all but the newest `KEEP`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write a checkpoint and drop all but the newest `KEEP`.
+
+        Raises:
+            ArtifactError: it cannot be written; those before it are untouched.
+        """
         beside = self.folder / ".writing"
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        save_file(weights, beside / "weights.safetensors")
-        save_file(optimizer_tensors(model, optimizer), beside / "optimizer.safetensors")
-        np.savez(beside / "arrays.npz", **(arrays or {}))  # type: ignore[arg-type]
-        (beside / "position.json").write_text(json.dumps(asdict(position)), encoding="utf-8")
-        sums = {file.name: sha256(file) for file in sorted(beside.iterdir())}
-        write_text(beside / "sums.json", json.dumps(sums, sort_keys=True))
-        final = self.folder / f"{position.global_step:09d}-{position.round:03d}"
-        shutil.rmtree(final, ignore_errors=True)
-        os.rename(beside, final)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir()
+            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+            save_file(weights, beside / "weights.safetensors")
+            save_file(optimizer_tensors(model, optimizer), beside / "optimizer.safetensors")
+            np.savez(beside / "arrays.npz", **(arrays or {}))  # type: ignore[arg-type]
+            (beside / "position.json").write_text(json.dumps(asdict(position)), encoding="utf-8")
+            (beside / TASK_FILE).write_text(json.dumps(self.task, sort_keys=True), encoding="utf-8")
+            sums = {file.name: sha256(file) for file in sorted(beside.iterdir())}
+            write_text(beside / SUMS_FILE, json.dumps(sums, sort_keys=True))
+            flush(beside)
+            final = self.folder / f"{position.global_step:09d}-{position.round:03d}"
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(beside, final)
+        except Exception as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            if reason := failed_io(error):
+                raise ArtifactError(
+                    f"{self.folder}: a checkpoint cannot be written ({reason}); the one before is intact: mend it and "
+                    "run the same command again"
+                ) from error
+            raise
         for old in self._all()[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[Position, dict[str, NDArray[Any]]] | None:
-        """Restore the newest whole checkpoint; None if there is none."""
-        for folder in reversed(self._all()):
-            if not _whole(folder):
+        """Restore the newest checkpoint; None if there is none.
+
+        A damaged one is passed over, with a warning, for the one before.
+
+        Raises:
+            ArtifactError: all are damaged, or it belongs to another task or another encoder.
+        """
+        folders = self._all()
+        for folder in reversed(folders):
+            if damage := damaged(folder):
+                print(f"warning: {damage}; the checkpoint before it is tried", file=sys.stderr, flush=True)
                 continue
-            model.load_state_dict(load_file(folder / "weights.safetensors"))
+            self._check_task(folder)
+            try:
+                model.load_state_dict(load_file(folder / "weights.safetensors"))
+            except RuntimeError:
+                raise ArtifactError(
+                    f"{folder}: holds weights of another encoder; start afresh: rm -r {self.folder}"
+                ) from None
             load_optimizer_tensors(model, optimizer, load_file(folder / "optimizer.safetensors"))
             position = Position(**json.loads((folder / "position.json").read_text(encoding="utf-8")))
             with np.load(folder / "arrays.npz", allow_pickle=False) as file:
                 return position, {name: file[name] for name in file.files}
+        if folders:
+            raise ArtifactError(f"{damaged(folders[-1])}, nor is there an older one; start afresh: rm -r {self.folder}")
         return None
+
+    def _check_task(self, folder: Path) -> None:
+        theirs = json.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
+        if self.task and (found := differences(theirs, self.task)):
+            raise ArtifactError(
+                f"{folder}: a checkpoint of another run: {'; '.join(found)}; start afresh: rm -r {self.folder}"
+            )
 
     def _all(self) -> list[Path]:
         if not self.folder.is_dir():
@@ -137,9 +185,15 @@ class Checkpoints:
         return sorted(folder for folder in self.folder.iterdir() if folder.is_dir() and folder.name[0] != ".")
 
 
-def _whole(folder: Path) -> bool:
+def damaged(folder: Path) -> str:
+    """What is wrong with a checkpoint's files, in a phrase; empty if nothing is."""
     try:
-        sums = json.loads((folder / "sums.json").read_text(encoding="utf-8"))
-        return all(sha256(folder / name) == value for name, value in sums.items())
+        sums = json.loads((folder / SUMS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        return f"{folder}: has no readable {SUMS_FILE}"
+    for name, value in sums.items():
+        if not (folder / name).is_file():
+            return f"{folder / name}: is missing"
+        if sha256(folder / name) != value:
+            return f"{folder / name}: differs from its checksum"
+    return ""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -50,6 +52,7 @@ class Trainer:
         seed: keys the dropout of each step.
         track: receives step metrics.
         step_encoder: texts to vectors and the gradient back.
+        uids: of the documents, to name them in errors.
         position: counters and history.
         stop: asked after each step; true = save and stop.
         save: writes a checkpoint.
@@ -69,6 +72,7 @@ class Trainer:
     seed: int
     track: Tracker
     step_encoder: StepEncoder
+    uids: Sequence[str]
     position: Position = field(default_factory=Position)
     stop: Callable[[], bool] = lambda: False
     save: Callable[[], None] = lambda: None
@@ -80,7 +84,7 @@ class Trainer:
     def run_epochs(self, until: int, progress: Progress, on_epoch: Callable[[dict[str, float]], None]) -> None:
         """Train to the end of epoch `until` (exclusive count), from wherever `position` stands.
 
-        `on_epoch` gets the mean of each term over the epoch just finished.
+        `on_epoch` gets the mean of each term over the epoch just trained, before `position` moves to the next.
 
         Raises:
             Interrupted: `stop` said so; a checkpoint was saved.
@@ -91,12 +95,25 @@ class Trainer:
             order = self.sampler.epoch_order(epoch)
             for index in range(self.position.step, self.sampler.steps_per_epoch):
                 step = self.sampler.step(order, epoch, index)
-                terms = self.train_step(step)
-                self._count(terms, len(step.documents))
-                progress.advance(len(step.documents), f"epoch {epoch + 1}/{until} loss {terms['loss']:.4f}")
+                with self._memory_explained(step):
+                    terms = self.train_step(step)
+                progress.advance(len(step.documents), f"epoch {epoch + 1}/{until} {self._facts(terms['loss'])}")
+                self._count(terms, len(step.documents), progress.rate)
                 self._maybe_save()
-            means = self._end_epoch()
-            on_epoch(means)
+            # the epoch ends only when all that follows it is done: stopped in the middle, it is done again
+            on_epoch(self._means())
+            position = self.position
+            position.epoch, position.step, position.sums = epoch + 1, 0, {}
+
+    def stop_if_asked(self) -> None:
+        """Save and stop if someone asked to; for long work between steps.
+
+        Raises:
+            Interrupted: `stop` said so; a checkpoint was saved.
+        """
+        if self.stop():
+            self.save()
+            raise Interrupted("stopped on request; a checkpoint was written: run the same command again to go on")
 
     def train_step(self, step: Step) -> dict[str, float]:
         """One optimiser step. Returns every term's value, unweighted, and the weighted "loss"."""
@@ -147,7 +164,7 @@ class Trainer:
     def _dropout_seed(self) -> int:
         return int(keyed_rng(self.seed, "dropout", self.position.global_step).integers(2**62))
 
-    def _count(self, terms: Mapping[str, float], documents: int) -> None:
+    def _count(self, terms: Mapping[str, float], documents: int, rate: float) -> None:
         position = self.position
         position.step += 1
         position.global_step += 1
@@ -157,30 +174,56 @@ class Trainer:
         if position.global_step % LOG_EVERY == 0:
             values = {f"train/{name}": value for name, value in terms.items()}
             values |= {f"lambda/{name}": self.weights[name] for name in terms if name in self.weights}
+            values |= {"train/documents_per_second": rate, "train/memory_gib": memory_gib(self.encoder.device)}
             self.track.log(values, step=position.global_step)
 
-    def _end_epoch(self) -> dict[str, float]:
-        position = self.position
-        documents = position.sums.pop("documents", 0.0)
-        means = {name: value / max(documents, 1.0) for name, value in position.sums.items()}
-        position.epoch, position.step, position.sums = position.epoch + 1, 0, {}
-        return means
+    def _means(self) -> dict[str, float]:
+        sums = dict(self.position.sums)
+        documents = sums.pop("documents", 0.0)
+        return {name: value / max(documents, 1.0) for name, value in sums.items()}
+
+    def _facts(self, loss: float) -> str:
+        """What a progress line says about a step: loss, the graphs' λ, memory."""
+        graphs = sorted({weight for name, weight in self.weights.items() if name != TASK and weight > 0})
+        ends = [f"{weight:.3g}" for weight in (*graphs[:1], *graphs[1:][-1:])]
+        spread = f" lambda {'..'.join(ends)}" if ends else ""
+        return f"loss {loss:.4f}{spread} memory {memory_gib(self.encoder.device):.1f} GiB"
 
     def _maybe_save(self) -> None:
-        stop = self.stop()
-        if stop or time.monotonic() - self._saved >= self.save_every:
+        self.stop_if_asked()
+        if time.monotonic() - self._saved >= self.save_every:
             self.save()
             self._saved = time.monotonic()
-        if stop:
-            raise Interrupted("stopped on request; a checkpoint was written: run the same command again to go on")
+
+    @contextmanager
+    def _memory_explained(self, step: Step) -> Iterator[None]:
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:  # of torch: OutOfMemoryError, or a plain RuntimeError on a CPU
+            mine = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+            if not mine:
+                raise
+            raise RamenError(
+                f"out of memory at step {self.position.global_step} ({len(step.documents)} documents, "
+                f"{self.last_texts} texts, {self.last_tokens} tokens): set training.gradient_caching=true, or lower "
+                "encoder.tokens_per_chunk or training.batch_size; the last checkpoint is intact"
+            ) from None
 
     def _not_finite(self, step: Step, value: float) -> None:
-        rows = ", ".join(map(str, step.documents[:8].tolist()))
+        named = [self.uids[row] for row in step.documents[:8].tolist()]
         weights = ", ".join(f"{name}={weight:g}" for name, weight in self.weights.items())
+        what = f"loss is {value}" if not math.isfinite(value) else "the gradient is not finite"
         raise RamenError(
-            f"loss is {value} at step {self.position.global_step} (document rows {rows}...; λ: {weights}); "
+            f"{what} at step {self.position.global_step} (documents {', '.join(named)}...; λ: {weights}); "
             "lower training.lr, or set encoder.precision=fp32"
         )
+
+
+def memory_gib(device: torch.device) -> float:
+    """Resident memory of this process; on a GPU the most that its tensors took."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return psutil.Process().memory_info().rss / 2**30  # type: ignore[no-any-return]
 
 
 def _tensor(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:

@@ -33,10 +33,15 @@ class Progress:
         now = time.monotonic()
         if now - self.shown >= (0.2 if self.live else INTERVAL) or self.done >= self.total:
             self.shown = now
-            self._show(now, facts)
+            self._show(facts)
 
-    def _show(self, now: float, facts: str) -> None:
-        rate = (self.done - self.first) / max(now - self.started, 1e-9)
+    @property
+    def rate(self) -> float:
+        """Items per second since this process started."""
+        return (self.done - self.first) / max(time.monotonic() - self.started, 1e-9)
+
+    def _show(self, facts: str) -> None:
+        rate = self.rate
         left = int((self.total - self.done) / rate) if rate else 0
         eta = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
         line = f"{self.name} {self.done}/{self.total} {self.unit} {rate:.0f}/s eta {eta} {facts}"

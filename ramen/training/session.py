@@ -36,8 +36,8 @@ SIDE_NAMES = {"train": "document", "labels": "label"}
 
 HISTORY_FILE = "history.json"
 
-EMBED_BLOCK = 1 << 17
-"""Texts that the processes share out at a time when they encode without gradients."""
+EMBED_BLOCK = {"cpu": 4096, "cuda": 1 << 17}
+"""Texts a process encodes between two looks at whether it was asked to stop: seconds, not minutes."""
 
 
 class Session:
@@ -62,7 +62,7 @@ class Session:
         self.graphs = read_graphs(graph.path) if objective.graphs else {}
         self.encoder = load_encoder(source, encoder)
         self.texts = text_table(self.encoder, self.problem)
-        self.checkpoints = Checkpoints(draft.work)
+        self.checkpoints = Checkpoints(draft.work, draft.task)
         self.extra_arrays: dict[str, NDArray[Any]] = {}
         self.interrupted = False
         held_out, kept = split_validation(len(self.problem.train), training)
@@ -105,6 +105,7 @@ class Session:
             settings.seed,
             self.track,
             StepEncoder(self.encoder, self.texts.store, self.processes, settings.gradient_caching),
+            problem.train.uids,
             stop=lambda: self.processes.any(self.interrupted),
             save=self.save,
             save_every=60 * settings.checkpoint_minutes,
@@ -160,7 +161,7 @@ class Session:
 
         def on_epoch(means: dict[str, float]) -> None:
             record = {
-                "epoch": trainer.position.epoch,
+                "epoch": trainer.position.epoch + 1,
                 "phase": phase,
                 "round": trainer.position.round,
                 "loss": means["loss"],
@@ -186,16 +187,22 @@ class Session:
         return self.validation.p_at_1(documents, self.embed(roles["labels"]))
 
     def embed(self, texts: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Encode stored texts without gradients, all processes together: float32 [n, D], the same in each."""
+        """Encode stored texts without gradients, all processes together: float32 [n, D], the same in each.
+
+        Raises:
+            Interrupted: asked to stop; a checkpoint was saved.
+        """
         store, processes = self.texts.store, self.processes
-        if processes.size == 1:
-            return self.encoder.embed(store, texts)
         out = np.empty((len(texts), self.encoder.dimension), np.float32)
-        for start in range(0, len(texts), EMBED_BLOCK):
-            block = texts[start : start + EMBED_BLOCK]
+        size = EMBED_BLOCK[self.encoder.device.type] * processes.size
+        for start in range(0, len(texts), size):
+            self.trainer.stop_if_asked()
+            block = texts[start : start + size]
             shares = processes.shares(store.lengths_of(block))
             own = torch.from_numpy(self.encoder.embed(store, block[shares[processes.rank]]))
-            out[start : start + EMBED_BLOCK] = processes.gather(own.to(self.encoder.device), shares).cpu().numpy()
+            if processes.size > 1:
+                own = processes.gather(own.to(self.encoder.device), shares).cpu()
+            out[start : start + size] = own.numpy()
         return out
 
     def write(self, draft: Draft) -> None:

@@ -1,0 +1,77 @@
+"""Work directories: where a stage keeps what an interrupted run goes on from, and whose it is.
+
+A directory is named by what was asked for (stage, sections, inputs, code), so a checkpoint can only be found again by
+the run that would have written it. If the same output is asked for in another way while an interrupted run waits, that
+is refused: someone may not want to lose hours of training over a changed knob.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ramen.artifacts import write_json
+from ramen.errors import ArtifactError
+from ramen.tracking import flat_params
+
+WORK_ENV = "RAMEN_WORK"
+"""Environment variable naming the directory of work directories (checkpoints); default .ramen/work."""
+
+TASK_FILE = "task.json"
+"""In a work directory or a checkpoint: what was asked for."""
+
+
+def work_directory(task: Mapping[str, Any]) -> Path:
+    """The same stage with the same sections, inputs and code finds the same directory again."""
+    key = json.dumps([task[part] for part in ("stage", "sections", "inputs", "code")], sort_keys=True)
+    root = Path(os.environ.get(WORK_ENV, ".ramen/work"))
+    return root / f"{task['stage']}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def claim(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str | os.PathLike[str]]) -> None:
+    """Note whose work directory it is, unless unfinished work of another task waits for the same outputs.
+
+    Raises:
+        ArtifactError: it does: someone changed a knob, the data or the code under a checkpoint.
+    """
+    places = {name: str(Path(place).absolute()) for name, place in outputs.items()}
+    for other in sorted(work.parent.glob(f"{task['stage']}-*/{TASK_FILE}")):
+        theirs = json.loads(other.read_text(encoding="utf-8"))
+        if other.parent != work and theirs.get("outputs") == places and _unfinished(other.parent):
+            raise ArtifactError(
+                f"{task['stage']}: an interrupted run for the same output left a checkpoint in {other.parent}, but "
+                f"{'; '.join(differences(theirs, task))}; go back to resume it, or start afresh: rm -r {other.parent}"
+            )
+    write_json(work / TASK_FILE, {**task, "outputs": places})
+
+
+def release(work: Path) -> None:
+    """Remove a work directory in which nothing was left to go on from."""
+    if work.is_dir() and not _unfinished(work):
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _unfinished(work: Path) -> bool:
+    return any(path.name != TASK_FILE and (path.is_file() or any(path.iterdir())) for path in work.iterdir())
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """What two tasks differ in, a phrase each."""
+    before, now = (flat_params(task.get("sections", {})) for task in (theirs, ours))
+    found = [
+        f"{key} was {before.get(key, 'not set')}, is {now.get(key, 'not set')}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    inputs = theirs.get("inputs", {})
+    found += [f"{name} is another one" for name, digest in ours["inputs"].items() if inputs.get(name) != digest]
+    if theirs.get("stage") != ours["stage"]:
+        found.append(f"it is of stage {theirs.get('stage')}")
+    elif theirs.get("code") != ours["code"]:
+        found.append("ramen's code has changed")
+    return found
