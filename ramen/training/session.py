@@ -156,7 +156,7 @@ class Session:
         trainer = self.trainer
         sampler = trainer.sampler
         per_epoch = min(len(sampler.documents), sampler.steps_per_epoch * sampler.batch_size)
-        done = trainer.position.epoch * per_epoch + trainer.position.step * sampler.batch_size
+        done = trainer.position.epoch * per_epoch + min(trainer.position.step * sampler.batch_size, per_epoch)
         progress = Progress(phase, until * per_epoch, "documents", done)
 
         def on_epoch(means: dict[str, float]) -> None:

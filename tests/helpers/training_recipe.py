@@ -31,9 +31,15 @@ def changed(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: {**values, **sections.get(name, {})} for name, values in SECTIONS.items()}
 
 
-def train(artifacts: dict[str, Path], out: Path, sections: dict[str, dict[str, Any]] = SECTIONS) -> dict[str, float]:
+def train(
+    artifacts: dict[str, Path], out: Path, sections: dict[str, dict[str, Any]] = SECTIONS, again: bool = True
+) -> dict[str, float]:
+    """Run both stages; `again=False` leaves a stage alone whose output is there."""
     inputs = {name: artifacts[name] for name in ("dataset", "graph")}
-    run_stage("warmup", sections=sections, inputs=inputs, outputs={"warm_model": out / "warm_model"})
+    if again or not (out / "warm_model").exists():
+        run_stage("warmup", sections=sections, inputs=inputs, outputs={"warm_model": out / "warm_model"})
+    if not again and (out / "pruned_graph").exists() and (out / "model").exists():
+        return {}
     return run_stage(
         "prune-retrain",
         sections=sections,
