@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ramen.config import Encoder as Settings
+from ramen.encoder.cpu import quicken
 from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, quiet
 from ramen.errors import ArtifactError, RamenError
 
@@ -33,7 +34,7 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(name)
     if source == "tiny":
-        return _tiny(settings, _attention(device)).to(device)
+        return _placed(_tiny(settings, _attention(device)), device)
     if source == "minilm":
         source = str(_packaged_minilm())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -57,7 +58,14 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
     elif Path(source).is_dir():
         kept = _read_json(Path(source) / SETTINGS_FILE).get("max_seq_length")
         settings = settings.model_copy(update={"max_length": kept}) if kept else settings
-    return SentenceEncoder(transformer, tokenizer, pooling, settings).to(device)
+    return _placed(SentenceEncoder(transformer, tokenizer, pooling, settings), device)
+
+
+def _placed(encoder: SentenceEncoder, device: str | torch.device) -> SentenceEncoder:
+    encoder = encoder.to(device)
+    if encoder.device.type == "cpu":
+        encoder.random = quicken(encoder.transformer)
+    return encoder
 
 
 def _attention(device: str | torch.device) -> str:

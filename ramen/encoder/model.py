@@ -24,6 +24,7 @@ from torch.func import functional_call
 
 from ramen.artifacts import write_json
 from ramen.config import Encoder as Settings
+from ramen.encoder.cpu import RandomBytes
 from ramen.encoder.packing import Pack
 from ramen.encoder.tokens import Batch, TokenStore
 
@@ -55,6 +56,7 @@ class SentenceEncoder(nn.Module):
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.settings = settings
+        self.random: RandomBytes | None = None
         self._working = torch.float32  # of what the embedding layer hands on
         self._kept: tuple[tuple[int, ...], Weights] | None = None
         embeddings = getattr(transformer, "embeddings", None)
@@ -69,6 +71,12 @@ class SentenceEncoder(nn.Module):
     def dimension(self) -> int:
         """D, the width of the vectors."""
         return int(self.transformer.config.hidden_size)  # type: ignore[union-attr, arg-type]
+
+    def seed(self, seed: int) -> None:
+        """Make the dropout of what is encoded next a function of `seed`."""
+        torch.manual_seed(seed)
+        if self.random is not None:
+            self.random.seed(seed)
 
     def forward(self, batch: Pack | Batch, weights: Weights | None = None) -> Tensor:
         """Encode a batch that `batches` made.

@@ -75,7 +75,7 @@ class StepEncoder:
 
     def _encode(self, chunk: int) -> Tensor:
         # the same dropout whether a chunk is computed once or twice
-        torch.manual_seed(self._seed + chunk * self.processes.size + self.processes.rank)
+        self.encoder.seed(self._seed + chunk * self.processes.size + self.processes.rank)
         return self.encoder(self._batches[chunk][1], self._weights)  # type: ignore[no-any-return]
 
     def _order(self) -> Tensor:
