@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
@@ -118,7 +119,7 @@ def apply_filter(
     """
     num_rows, num_labels = filter_csr.shape
     assert indices.shape == scores.shape and indices.shape[0] == num_rows
-    kept = (indices < num_labels) & ~_contains(filter_csr, indices)
+    kept = (indices < num_labels) & ~_contains(filter_csr, indices)[0]
     place = np.cumsum(kept, axis=1) - 1
     kept &= place < k
     rows = np.nonzero(kept)[0]
@@ -138,44 +139,85 @@ class Hits:
     label: Ints
 
 
+def _canonical(y: sp.csr_matrix) -> sp.csr_matrix:
+    """Columns sorted in every row, each pair once, no stored zeros; the matrix itself where that holds already."""
+    if y.has_canonical_format and y.data.all():
+        return y
+    y = y.copy()
+    y.data = (y.data != 0).astype(np.float32)
+    y.eliminate_zeros()
+    y.sum_duplicates()
+    return y
+
+
 def pairs(y: sp.csr_matrix) -> tuple[Ints, Ints]:
     """Rows and columns of the non-zero entries, each pair once, in row-major order."""
-    coordinates = sp.coo_matrix(y)
-    stored = coordinates.data != 0
-    stride = max(y.shape[1], 1)
-    keys = np.unique(coordinates.row[stored].astype(np.int64) * stride + coordinates.col[stored])
-    return keys // stride, keys % stride
+    y = _canonical(y)
+    return np.repeat(np.arange(y.shape[0]), np.diff(y.indptr)), y.indices.astype(np.int64)
 
 
-def _contains(y: sp.csr_matrix, indices: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether y[i, indices[i, r]] is set; false for padding."""
+@numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+def _mark_hits(indices: Any, indptr: Any, columns: Any, hit: Any, seen: Any) -> Any:
+    """Mark where a ranked label is among its row's sorted columns; count labels ranked twice."""
+    twice = 0
+    for row in numba.prange(len(indptr) - 1):
+        begin, end = indptr[row], indptr[row + 1]
+        for place in range(indices.shape[1]):
+            label = indices[row, place]
+            low, high = begin, end
+            while low < high:
+                middle = (low + high) >> 1
+                if columns[middle] < label:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < end and columns[low] == label:
+                hit[row, place] = True
+                twice += seen[low]
+                seen[low] = True
+    return twice
+
+
+@numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+def _best_first(indptr: Any, columns: Any, inv_p: Any, out: Any) -> None:
+    """Each row's columns by falling inverse propensity, the lower column first among equals."""
+    for row in numba.prange(len(indptr) - 1):
+        begin, end = indptr[row], indptr[row + 1]
+        if end - begin == 1:
+            out[begin] = columns[begin]
+        elif end > begin:
+            mine = columns[begin:end]
+            out[begin:end] = mine[np.argsort(-inv_p[mine], kind="mergesort")]
+
+
+def _contains(y: sp.csr_matrix, indices: NDArray[Any]) -> tuple[NDArray[np.bool_], int]:
+    """Whether y[i, indices[i, r]] is set (false for padding), and how often a label is set a second time in its row."""
     num_rows, num_labels = y.shape
     assert indices.shape[0] == num_rows, f"{indices.shape[0]} rankings for {num_rows} documents"
     assert not indices.size or (indices.min() >= 0 and indices.max() <= num_labels), "label ids outside 0..L"
-    stride = num_labels + 1  # the padding index L must not reach into the next row
-    rows, columns = pairs(y)
-    truth = np.append(rows * stride + columns, np.iinfo(np.int64).max)
-    keys = np.arange(num_rows, dtype=np.int64)[:, None] * stride + indices
-    return np.asarray(truth[np.searchsorted(truth, keys)] == keys)
+    y = _canonical(y)
+    hit = np.zeros(indices.shape, bool)
+    return hit, _mark_hits(indices, y.indptr, y.indices, hit, np.zeros(y.nnz, bool))
 
 
 def find_hits(indices: NDArray[Any], y: sp.csr_matrix) -> Hits:
     """Hits of a ranking (int [N', K], padded with L) in the ground truth (CSR N' x L)."""
-    row, place = np.nonzero(_contains(y, indices))
-    label = indices[row, place].astype(np.int64)
-    keys = row * (y.shape[1] + 1) + label
-    assert len(np.unique(keys)) == len(keys), "a label is ranked twice for the same document"
-    return Hits(row, place, label)
+    hit, twice = _contains(y, indices)
+    assert not twice, "a label is ranked twice for the same document"
+    row, place = np.nonzero(hit)
+    return Hits(row, place, indices[row, place].astype(np.int64))
 
 
 def _best(y: sp.csr_matrix, inv_p: Floats, k: int) -> Hits:
     """The hits of the best ranking under propensity scores: relevant labels, largest inverse propensity first."""
-    row, label = pairs(y)
-    order = np.lexsort((-inv_p[label], row))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=y.shape[0]))])
-    place = np.arange(len(row)) - starts[row]
+    y = _canonical(y)
+    label = np.empty(y.nnz, np.int64)
+    _best_first(y.indptr, y.indices, inv_p, label)
+    counts = np.diff(y.indptr)
+    row = np.repeat(np.arange(y.shape[0]), counts)
+    place = np.arange(y.nnz) - np.repeat(y.indptr[:-1].astype(np.int64), counts)
     kept = place < k
-    return Hits(row[kept], place[kept], label[order][kept])
+    return Hits(row[kept], place[kept], label[kept])
 
 
 def contributions(
