@@ -32,6 +32,9 @@ from ramen.training.progress import Progress
 LOG_EVERY = 10
 """Steps between two points of the tracked curves."""
 
+SCORES = 1 << 25
+"""Scores that validation holds at a time (128 MB)."""
+
 TASK = "task"
 
 
@@ -271,13 +274,14 @@ class Validation:
     ignored: NDArray[np.int64]
     num_labels: int
 
-    def p_at_1(self, documents: NDArray[np.float32], labels: NDArray[np.float32], chunk: int = 1024) -> float:
+    def p_at_1(self, documents: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
         """Percentage of held-out documents whose best label is true (filtered labels do not compete).
 
         Args:
             documents: float32 [v, D]; labels: float32 [L, D].
         """
         hits = 0
+        chunk = max(1, SCORES // max(len(labels), 1))
         for start in range(0, len(self.documents), chunk):
             scores = documents[start : start + chunk] @ labels.T
             rows = self.documents[start : start + chunk]
