@@ -3,9 +3,9 @@
     python benchmarks/encoding.py                   all Debian labels and test documents
     python benchmarks/encoding.py --texts 4000      a quick look
 
-Encoder MiniLM, texts cut to 32 tokens. The peer runs in its default float32 and in bf16, each at the better of two batch
-sizes; agreement is measured against its float32 vectors. Latency: one query text to its ten best of all labels, in process:
-ours through the retriever that `publish-index` writes (flat), the peer's encode and FAISS flat.
+Encoder MiniLM, texts cut to 32 tokens. The peer runs in its default float32 and in bf16, each at the better of two
+batch sizes; agreement is measured against its float32 vectors. Latency: one query text to its ten best of all labels,
+encoded and searched in FAISS's flat index in process.
 """
 
 from __future__ import annotations
