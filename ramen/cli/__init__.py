@@ -53,6 +53,7 @@ PROCESS_DEFAULTS = {
     # keep freed memory: glibc gives every large tensor back to the system, and getting it again was a tenth of a step
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # large pages: a step touches a gigabyte
 }
 """Environment of the processes that train, unless the caller set it. OpenMP reads it when torch is loaded; the
 allocator when a process starts, so only the stages of `ramen run` profit."""
