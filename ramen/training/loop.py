@@ -24,10 +24,11 @@ from ramen.errors import Interrupted, RamenError
 from ramen.objective.regulariser import Links, regulariser, total
 from ramen.objective.triplet import Triplet
 from ramen.tracking import Tracker
-from ramen.training.batches import SideLinks, Step, StepSampler, keyed_rng
+from ramen.training.batches import SideLinks, Step, StepSampler
 from ramen.training.checkpoint import Position
 from ramen.training.encoding import StepEncoder
 from ramen.training.progress import Progress
+from ramen.training.sampling import keyed_rng
 
 LOG_EVERY = 10
 """Steps between two points of the tracked curves."""

@@ -24,12 +24,13 @@ from ramen.graph.metadata import Graph, read_graphs
 from ramen.objective.triplet import Triplet
 from ramen.stopping import on_stop
 from ramen.tracking import Tracker
-from ramen.training.batches import StepSampler, keyed_rng
+from ramen.training.batches import StepSampler
 from ramen.training.checkpoint import Checkpoints, load_state, save_state
 from ramen.training.distributed import Processes
 from ramen.training.encoding import StepEncoder
 from ramen.training.loop import TASK, Trainer, Validation, linear_schedule, make_optimizer
 from ramen.training.progress import Progress
+from ramen.training.sampling import keyed_rng
 
 SIDE_NAMES = {"train": "document", "labels": "label"}
 """Graph side on disk -> side in a regulariser's name."""

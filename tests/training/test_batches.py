@@ -10,14 +10,8 @@ from ramen.base import make_base
 from ramen.data.dataset import Problem
 from ramen.graph.metadata import Graph
 from ramen.objective.triplet import Triplet
-from ramen.training.batches import (
-    MembershipMask,
-    RowSampler,
-    SharedSampler,
-    StepSampler,
-    keyed_rng,
-    within_budget,
-)
+from ramen.training.batches import StepSampler
+from ramen.training.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, within_budget
 
 
 def graph_of(matrix: sp.csr_matrix) -> Graph:
