@@ -101,7 +101,7 @@ def run_tokens(folder: Path, labels: int) -> None:
 
 def run_retrieval(folder: Path, labels: int) -> None:
     """Exact search of 1,024 documents over all labels: mining, validation and evaluation do this."""
-    from ramen.evaluation.retrieval import search
+    from ramen.retrieval import search
 
     vectors = np.random.default_rng(0).standard_normal((labels, WIDTH), np.float32)
     search(vectors[:QUERIES].copy(), vectors, DEPTH)

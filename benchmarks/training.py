@@ -43,7 +43,7 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
     from ramen.artifacts import Draft, open_artifact
     from ramen.config import resolve
     from ramen.tracking import NullTracker
-    from ramen.training.session import Session
+    from ramen.training.session import Session, Settings
 
     config = resolve(preset="debian", sets=[f"encoder.dropout={dropout}", *sets])
     session = Session(
@@ -51,9 +51,13 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
         open_artifact(folder / "graph", "graph"),
         Draft(folder, folder / "work"),
         config.encoder.name,
-        config.encoder,
-        config.objective.model_copy(update={"graphs": graphs}),
-        config.training,
+        Settings(
+            config.encoder,
+            config.objective.model_copy(update={"graphs": graphs}),
+            config.bandit,
+            config.base,
+            config.training,
+        ),
         NullTracker(),
     )
     trainer = session.trainer

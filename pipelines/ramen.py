@@ -50,8 +50,11 @@ def build(settings: Config, versions: Mapping[str, str], *, retry: bool = True) 
         walk: dict = values["walk"],  # type: ignore[type-arg]
         encoder: dict = values["encoder"],  # type: ignore[type-arg]
         objective: dict = values["objective"],  # type: ignore[type-arg]
+        bandit: dict = values["bandit"],  # type: ignore[type-arg]
+        base: dict = values["base"],  # type: ignore[type-arg]
         training: dict = values["training"],  # type: ignore[type-arg]
         pruning: dict = values["pruning"],  # type: ignore[type-arg]
+        classifier: dict = values["classifier"],  # type: ignore[type-arg]
         scoring: dict = values["scoring"],  # type: ignore[type-arg]
         index: dict = values["index"],  # type: ignore[type-arg]
     ) -> Outputs:
@@ -60,12 +63,13 @@ def build(settings: Config, versions: Mapping[str, str], *, retry: bool = True) 
         built = build_graph(walk=walk, version=versions["build-graph"], dataset=dataset)
         graph = built.outputs["graph"]
         warm = warmup(
-            encoder=encoder, objective=objective, training=training, version=versions["warmup"], dataset=dataset,
-            graph=graph,
+            encoder=encoder, objective=objective, bandit=bandit, base=base, training=training,
+            version=versions["warmup"], dataset=dataset, graph=graph,
         )  # fmt: skip
         trained = prune_retrain(
-            encoder=encoder, objective=objective, training=training, pruning=pruning,
-            version=versions["prune-retrain"], dataset=dataset, graph=graph, warm_model=warm.outputs["warm_model"],
+            encoder=encoder, objective=objective, bandit=bandit, base=base, training=training, pruning=pruning,
+            classifier=classifier, version=versions["prune-retrain"], dataset=dataset, graph=graph,
+            warm_model=warm.outputs["warm_model"],
         )  # fmt: skip
         model = trained.outputs["model"]
         evaluated = evaluate(

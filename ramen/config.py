@@ -136,10 +136,57 @@ class Objective(Section):
         return float(self.lambdas.get(f"{anchor_set}.{side}", default))
 
 
+class Bandit(Section):
+    """Online tuning of the regularisation weights."""
+
+    enabled: bool = knob(False, "tune the weights while training; false = they stay as objective says")
+    estimator: Literal["rademacher", "paper", "stein", "reward"] = knob(
+        "rademacher", "how a window's feedback becomes a slope; paper = P / z as printed", "R-ICLR 3"
+    )
+    feedback: Literal["accuracy", "task_loss", "heldout_loss", "weighted_objective"] = knob(
+        "accuracy",
+        "what a window is judged by: in-batch accuracy, task loss, task loss on held-out documents, or the whole "
+        "weighted loss as published (which shrinks every weight, since each multiplies a positive loss)",
+        "R-ICLR 3, xcai",
+    )
+    period: int = knob(30, "steps of a window", "R-ICLR 3", ge=1)
+    sigma: float = knob(0.1, "standard deviation of the perturbation (variance 0.01)", "R-ICLR 3", gt=0)
+    lr: float = knob(0.01, "learning rate of the weights", "R-ICLR 3", gt=0)
+    baseline: bool = knob(True, "judge a window against a running mean of the windows before", "xcai")
+    baseline_momentum: float = knob(0.8, "momentum of that mean", "xcai", ge=0, lt=1)
+    safeguards: bool = knob(True, "bound weights and steps; false = literally as printed, which diverges")
+    max_step: float = knob(0.05, "a window moves a weight by at most this", gt=0)
+    lambda_min: float = knob(0.01, "least weight", ge=0)
+    lambda_max: float = knob(2.0, "greatest weight", gt=0)
+    gauge: Literal["fixed_task", "fixed_sum", "free"] = knob(
+        "fixed_task", "fixed_task: the task's own weight is not tuned; fixed_sum: it is, and the sum stays; free: it is"
+    )
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> Bandit:
+        if self.lambda_min > self.lambda_max:
+            raise ValueError(f"lambda_min = {self.lambda_min} exceeds lambda_max = {self.lambda_max}")
+        return self
+
+
+class Base(Section):
+    """The base algorithm that RAMEN regularises."""
+
+    name: str = knob("inbatch", "inbatch, ance, ngame, dexa, dexml or siamesexml")
+    refresh_from: int = knob(10, "epoch before which the encoder is first looked at to cluster or mine", "ngame", ge=0)
+    refresh_every: int = knob(5, "epochs between two looks", "R-ICLR T16", ge=1)
+    mined: int = knob(1, "ance, dexml: mined negatives per document and step, shared by the step", "DEXML", ge=0)
+    shortlist: int = knob(100, "ance, dexml: nearest labels, true ones left out, to draw from", "DEXML", ge=1)
+    cluster_size: int = knob(4, "ngame, dexa: documents per cluster at first", "DEXA", ge=1)
+    cluster_double_every: int = knob(25, "ngame, dexa: epochs in which clusters double", "R-ICLR T16", ge=1)
+    temperature: float = knob(0.05, "dexml: temperature of the decoupled softmax", "DEXML", gt=0)
+    labels_per_offset: int = knob(3, "dexa: labels that share an offset, on average", "xcai", ge=1)
+    offset_heads: int = knob(1000, "dexa: most frequent labels that have an offset of their own", "DEXA", ge=0)
+
+
 class Training(Section):
     """Optimisation, shared by warm-up and the prune-and-retrain rounds."""
 
-    base: str = knob("inbatch", "base algorithm that RAMEN regularises")
     batch_size: int = knob(1024, "documents per step, all processes together", "R-ICLR T16", ge=2)
     epochs: int = knob(300, "epochs in all: warm-up and retraining", "R-ICLR T16", ge=1)
     warmup_epochs: int = knob(10, "epochs on the unpruned graphs", "R-ICLR B", ge=1)
@@ -173,8 +220,17 @@ class Pruning(Section):
     """Prune-and-retrain rounds."""
 
     every: int = knob(5, "epochs trained between two prunings", "R-ICLR B", ge=1)
+    rule: Literal["quantile", "threshold"] = knob(
+        "quantile",
+        "what an edge must exceed to stay: a quantile of random pairs of its own graph, whatever the encoder's "
+        "scale, or a fixed threshold as published",
+        "rec; R-ICLR B",
+    )
+    quantile: float = knob(
+        0.9, "an edge stays if its cosine exceeds that of this share of random pairs of its graph", ge=0, lt=1
+    )
     threshold: float = knob(
-        0.0, "an edge stays if the cosine of its ends is greater than this", "R-ICLR B", ge=-1, le=1
+        0.0, "rule threshold: an edge stays if the cosine of its ends is greater than this", "R-ICLR B", ge=-1, le=1
     )
     from_previous: bool = knob(False, "prune the previous round's graph (monotone) instead of the original", "xcai")
     converged_at: float = knob(
@@ -182,6 +238,20 @@ class Pruning(Section):
     )
     patience: int = knob(3, "stop after this many rounds without a better validation P@1; 0 = never", ge=0)
     enabled: bool = knob(True, "false = retrain on the unpruned graphs (ablation 'no pruning')")
+
+
+class Classifier(Section):
+    """The second stage of NGAME-type bases: a classifier per label on the frozen encoder."""
+
+    enabled: bool = knob(True, "train classifiers where the base algorithm has a second stage")
+    epochs: int = knob(100, "epochs over the documents' frozen vectors", "ngame", ge=1)
+    batch_size: int = knob(2048, "documents per step", "ngame", ge=1)
+    lr: float = knob(1e-3, "learning rate", "ngame", gt=0)
+    positives: int = knob(2, "positives per document and step", "R-ICLR T16", ge=1)
+    negatives: int = knob(12, "negatives per document and step, drawn from its shortlist", "R-ICLR T16", ge=1)
+    shortlist: int = knob(100, "nearest labels by the encoder, true ones left out", "ngame", ge=1)
+    margin: float = knob(0.2, "margin of its triplet loss", "ngame", ge=0, le=2)
+    dropout: float = knob(0.5, "dropout of the documents' vectors", "ngame", ge=0, lt=1)
 
 
 class Scoring(Section):
@@ -230,8 +300,11 @@ SECTIONS: dict[str, type[Section]] = {
     "walk": Walk,
     "encoder": Encoder,
     "objective": Objective,
+    "bandit": Bandit,
+    "base": Base,
     "training": Training,
     "pruning": Pruning,
+    "classifier": Classifier,
     "scoring": Scoring,
     "index": Index,
 }
@@ -244,8 +317,11 @@ class Config(Section):
     walk: Walk = Walk()
     encoder: Encoder = Encoder()
     objective: Objective = Objective()
+    bandit: Bandit = Bandit()
+    base: Base = Base()
     training: Training = Training()
     pruning: Pruning = Pruning()
+    classifier: Classifier = Classifier()
     scoring: Scoring = Scoring()
     index: Index = Index()
 

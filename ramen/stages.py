@@ -77,7 +77,9 @@ class Stage:
         return digest.hexdigest()[:12]
 
 
-_TRAINING_CODE = ("base", "data/dataset.py", "encoder", "graph", "objective", "processes.py", "training", "work.py")
+_TRAINING_CODE = (
+    "base", "data/dataset.py", "encoder", "graph", "objective", "processes.py", "retrieval.py", "training", "work.py",
+)  # fmt: skip
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -105,7 +107,7 @@ STAGES: dict[str, Stage] = {
             "train the encoder on the unpruned graphs",
             reads=("dataset", "graph"),
             writes=("warm_model",),
-            sections=("encoder", "objective", "training"),
+            sections=("encoder", "objective", "bandit", "base", "training"),
             code=_TRAINING_CODE,
             impl="ramen.training.stage:warmup",
             gpu=True,
@@ -116,7 +118,7 @@ STAGES: dict[str, Stage] = {
             "prune noisy edges with the encoder and retrain, round by round",
             reads=("dataset", "graph", "warm_model"),
             writes=("model", "pruned_graph"),
-            sections=("encoder", "objective", "training", "pruning"),
+            sections=("encoder", "objective", "bandit", "base", "training", "pruning", "classifier"),
             code=_TRAINING_CODE,
             impl="ramen.training.stage:prune_retrain",
             gpu=True,
@@ -128,7 +130,7 @@ STAGES: dict[str, Stage] = {
             reads=("dataset", "pruned_graph", "model"),
             writes=("evaluation",),
             sections=("encoder", "scoring"),
-            code=("data/dataset.py", "encoder", "evaluation", "graph/metadata.py"),
+            code=("data/dataset.py", "encoder", "evaluation", "graph/metadata.py", "retrieval.py"),
             impl="ramen.evaluation.stage:evaluate",
             gpu=True,
         ),

@@ -9,8 +9,11 @@ from components.image import IMAGE
 def prune_retrain(
     encoder: dict,
     objective: dict,
+    bandit: dict,
+    base: dict,
     training: dict,
     pruning: dict,
+    classifier: dict,
     version: str,
     dataset: dsl.Input[dsl.Dataset],
     graph: dsl.Input[dsl.Artifact],
@@ -24,8 +27,11 @@ def prune_retrain(
     Args:
         encoder: configuration section `encoder`.
         objective: configuration section `objective`.
+        bandit: configuration section `bandit`.
+        base: configuration section `base`.
         training: configuration section `training`.
         pruning: configuration section `pruning`.
+        classifier: configuration section `classifier`.
         version: what the cached result depends on beside its inputs: the code.
         dataset: the dataset.
         graph: the metadata graphs, cleaned and walked.
@@ -36,7 +42,15 @@ def prune_retrain(
     """
     from components.step import run_step
 
-    sections = {"encoder": encoder, "objective": objective, "training": training, "pruning": pruning}
+    sections = {
+        "encoder": encoder,
+        "objective": objective,
+        "bandit": bandit,
+        "base": base,
+        "training": training,
+        "pruning": pruning,
+        "classifier": classifier,
+    }
     artifacts = {
         "dataset": dataset,
         "graph": graph,

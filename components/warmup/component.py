@@ -9,6 +9,8 @@ from components.image import IMAGE
 def warmup(
     encoder: dict,
     objective: dict,
+    bandit: dict,
+    base: dict,
     training: dict,
     version: str,
     dataset: dsl.Input[dsl.Dataset],
@@ -21,6 +23,8 @@ def warmup(
     Args:
         encoder: configuration section `encoder`.
         objective: configuration section `objective`.
+        bandit: configuration section `bandit`.
+        base: configuration section `base`.
         training: configuration section `training`.
         version: what the cached result depends on beside its inputs: the code.
         dataset: the dataset.
@@ -30,6 +34,6 @@ def warmup(
     """
     from components.step import run_step
 
-    sections = {"encoder": encoder, "objective": objective, "training": training}
+    sections = {"encoder": encoder, "objective": objective, "bandit": bandit, "base": base, "training": training}
     artifacts = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
     run_step("warmup", sections, artifacts, scalars)

@@ -179,6 +179,13 @@ class SentenceEncoder(nn.Module):
         embeddings = self.transformer.embeddings
         return embeddings.padding_idx + 1 if hasattr(embeddings, "create_position_ids_from_input_ids") else 0  # type: ignore[operator, union-attr, return-value]
 
+    def train(self, mode: bool = True) -> SentenceEncoder:
+        """As `nn.Module.train`; weights kept for inference are forgotten, since a fused optimiser changes parameters
+        without raising their version."""
+        if mode:
+            self._kept = None
+        return super().train(mode)
+
     def _kept_weights(self) -> Weights | None:
         """`working_weights` for inference, made again only after the parameters changed."""
         version = tuple(parameter._version for parameter in self._layers.values()) if self.packs else ()

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ramen import config
 from ramen.artifacts import Artifact, Draft, open_artifact, write_json, write_text
 from ramen.data.dataset import Problem
+from ramen.encoder.labels import encode_labels, fused_labels, has_classifier
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
@@ -25,7 +27,7 @@ from ramen.evaluation.metrics import DEPTH, apply_filter, flat, inverse_propensi
 from ramen.evaluation.metrics import evaluate as measure
 from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, slices
 from ramen.evaluation.report import SLICES, make_figures, render
-from ramen.evaluation.retrieval import search
+from ramen.retrieval import search
 from ramen.tracking import Tracker
 
 SCHEMA = pa.schema(
@@ -64,8 +66,12 @@ def evaluate(
         defect = "expected at least one test document with a label, found none"
         raise DataError(Defect(f"{dataset.path}/labels/test.npz", defect, "ingest again with a larger test split"))
     base = _open_base(scoring, dataset)
-    ranking = _retrieve(problem, model, encoder, scoring)
+    alone, fused = _retrieve(problem, model, encoder, scoring)
+    ranking = fused or alone
     measured = _measure(problem, ranking, scoring)
+    if fused:  # published NGAME figures are fused ones; the encoder's own belong beside
+        theirs = _measure(problem, alone, scoring).metrics
+        measured.metrics.update({f"encoder/{key}": value for key, value in theirs.items() if "/" not in key})
     report = gather(problem, ranking, measured, scoring, model, pruned_graph, base)
 
     _write_tables(evaluation.path, problem, ranking, measured, scoring, report.base)
@@ -101,14 +107,22 @@ def _open_base(scoring: config.Scoring, dataset: Artifact) -> Artifact | None:
     return base
 
 
-def _retrieve(problem: Problem, model: Artifact, encoder: config.Encoder, scoring: config.Scoring) -> Ranking:
+def _retrieve(
+    problem: Problem, model: Artifact, encoder: config.Encoder, scoring: config.Scoring
+) -> tuple[Ranking, Ranking | None]:
+    """Rankings by the encoder alone, and by the score fused with the classifiers' if the model has some."""
     sentences = load_encoder(model.path, encoder)
     documents = sentences.encode(problem.test.texts)
-    labels = sentences.encode(problem.labels.texts)
+    labels = encode_labels(sentences, model.path, problem.labels.texts)
     if not (np.isfinite(documents).all() and np.isfinite(labels).all()):
         raise ArtifactError(f"{model.path}: gives vectors that are not finite; train again with a lower training.lr")
-    indices, scores = search(documents, labels, scoring.retrieve, scoring.chunk)
-    return Ranking(*apply_filter(indices, scores, problem.filter_test, DEPTH))
+
+    def ranking(vectors: NDArray[np.float32]) -> Ranking:
+        indices, scores = search(documents, vectors, scoring.retrieve, scoring.chunk)
+        return Ranking(*apply_filter(indices, scores, problem.filter_test, DEPTH))
+
+    fused = ranking(fused_labels(model.path, labels)) if has_classifier(model.path) else None
+    return ranking(labels), fused
 
 
 def _measure(problem: Problem, ranking: Ranking, scoring: config.Scoring) -> Measured:

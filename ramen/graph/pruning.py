@@ -30,6 +30,31 @@ def edge_cosines(
     return out
 
 
+def random_cosines(
+    graph: Graph, rows: NDArray[np.float32], anchors: NDArray[np.float32], count: int, rng: np.random.Generator
+) -> NDArray[np.float32]:
+    """Cosines of random pairs of a graph: what an edge's cosine would be if it meant nothing.
+
+    Rows and anchors are drawn as often as edges name them, so that hubs count as they do among the edges, but
+    independently of each other. A model of pre-trained vectors gives nearly all pairs a cosine above 0, and each graph
+    has its own level, hence no fixed threshold fits.
+
+    Args:
+        graph: at least one edge.
+        rows: float32 [rows, D], unit norm.
+        anchors: float32 [M, D], unit norm.
+        count: pairs.
+        rng: draws them.
+
+    Returns:
+        float32 [count].
+    """
+    row_of = graph.rows()
+    row = row_of[rng.integers(0, graph.num_edges, count)]
+    anchor = graph.indices[rng.integers(0, graph.num_edges, count)]
+    return np.asarray(np.einsum("ed,ed->e", rows[row], anchors[anchor]), np.float32)
+
+
 def prune(graph: Graph, cosines: NDArray[np.float32], threshold: float) -> Graph:
     """Keep the edges whose cosine is strictly greater than `threshold`."""
     return graph.select(cosines > np.float32(threshold))

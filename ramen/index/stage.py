@@ -48,12 +48,13 @@ def publish_index(
             "publish-index registers in MLflow, but tracking is off: unset RAMEN_TRACKING, or set index.model to "
             "'' to write the retriever without registering it"
         )
+    from ramen.encoder.labels import encode_labels, fused_labels
     from ramen.encoder.loading import load_encoder
 
     labels = Texts.read(dataset.path / "texts" / "labels.parquet")
     queries = _sample(Texts.read(dataset.path / "texts" / "test.parquet").texts or labels.texts, RECALL_SAMPLE)
     sentences = load_encoder(model.path, encoder.model_copy(update={"name": str(model.path)}))
-    labels_LD = sentences.encode(labels.texts)
+    labels_LD = fused_labels(model.path, encode_labels(sentences, model.path, labels.texts))
     built = build_index(labels_LD, index)
     recall_k = min(index.recall_k, len(labels))
     recall = _recall(built, labels_LD, sentences.encode(queries), recall_k)
@@ -114,7 +115,7 @@ def _facts(index: config.Index, labels_LD: NDArray[np.float32]) -> dict[str, Any
     facts: dict[str, Any] = {
         "kind": index.kind,
         "metric": "inner_product",
-        "unit_norm": True,
+        "unit_norm": bool(np.allclose(np.linalg.norm(labels_LD, axis=1), 1.0, atol=1e-3)),
         "labels": int(labels_LD.shape[0]),
         "dimension": int(labels_LD.shape[1]),
     }

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import scipy.sparse as sp
 
-from ramen.base import BaseAlgorithm
-from ramen.graph.metadata import Graph
-from ramen.training.sampling import (
+from ramen.base.protocol import BaseAlgorithm
+from ramen.base.sampling import (
     Bools,
     Ints,
     MembershipMask,
@@ -25,6 +23,7 @@ from ramen.training.sampling import (
     keyed_rng,
     within_budget,
 )
+from ramen.graph.metadata import Graph
 
 Sampling = Literal["uniform", "inverse_sqrt_degree"]
 
@@ -121,8 +120,11 @@ class SetSampler:
         """A generator of this set's own for one step and purpose."""
         return keyed_rng(seed, f"anchors/{self.name}{purpose}", *position)
 
-    def batch(self, rows: Mapping[str, Ints], drawn: Draws, pool: Ints, separate: bool) -> AnchorBatch:
-        """Links of the batch to the anchors of `pool` (sorted); rows that drew another anchor have none."""
+    def batch(self, rows: Mapping[str, Ints], drawn: Draws, pool: Ints, place: Ints, separate: bool) -> AnchorBatch:
+        """Links of the batch to the anchors of `pool` (sorted); rows that drew another anchor have none.
+
+        `place` int64: where each label row stands among the labels of the step.
+        """
         links: dict[str, SideLinks | None] = {"train": None, "labels": None}
         for side, (kept, anchors) in drawn.items():
             inside = np.isin(anchors, pool)
@@ -130,7 +132,7 @@ class SetSampler:
             mask = self.masks[side](rows[side][kept], pool)
             if separate:
                 mask |= ~np.isin(pool, anchors)[None, :]
-            links[side] = SideLinks(kept, np.searchsorted(pool, anchors), mask)
+            links[side] = SideLinks(kept if side == "train" else place[kept], np.searchsorted(pool, anchors), mask)
         return AnchorBatch(pool, links["train"], links["labels"])
 
 
@@ -138,12 +140,8 @@ class StepSampler:
     """Builds the steps of an epoch.
 
     Args:
-        base: decides the order of the documents.
-        documents: int64 [n] training documents (validation left out).
-        y: CSR N x L, true labels.
-        ignore: CSR N x L, pairs that are neither positive nor negative.
-        label_texts: int64 [L], text number of each label (equal = identical text).
-        batch_size: documents per step; the last step of an epoch may be smaller.
+        base: decides the rows of an epoch, which documents and labels they stand for, and which labels compete.
+        batch_size: rows per step; the last step of an epoch may be smaller.
         seed: of all draws.
         separate_pools: each side's negatives are its own anchors only.
         shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
@@ -153,10 +151,6 @@ class StepSampler:
     def __init__(
         self,
         base: BaseAlgorithm,
-        documents: Ints,
-        y: sp.csr_matrix,
-        ignore: sp.csr_matrix,
-        label_texts: Ints,
         batch_size: int,
         seed: int,
         separate_pools: bool = False,
@@ -164,17 +158,12 @@ class StepSampler:
         anchor_budget: float = 0.0,
     ) -> None:
         self.base = base
-        has_label = np.diff(y.indptr)[documents] > 0
-        self.documents = documents[has_label]
         self.batch_size = batch_size
         self.seed = seed
         self.separate_pools = separate_pools
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
-        self.label_texts = label_texts
-        self.positives = RowSampler(y.indptr, y.indices)
-        masked = (y + ignore).tocsr()
-        self.mask = MembershipMask(masked.indptr, masked.indices, y.shape[1])
+        self.label_texts = base.problem.label_texts
         self.sets: list[SetSampler] = []
 
     def use_graphs(
@@ -193,30 +182,41 @@ class StepSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """A last step of a single document has no negatives and is dropped."""
-        full, rest = divmod(len(self.documents), self.batch_size)
+        """A last step of a single row has no negatives and is dropped."""
+        full, rest = divmod(self.base.rows, self.batch_size)
         return full + (rest > 1)
 
     def epoch_order(self, epoch: int) -> Ints:
-        """The epoch's documents in order, int64 [n]."""
-        return self.base.order(self.documents, keyed_rng(self.seed, "order", epoch))
+        """The epoch's rows in order, int64."""
+        return self.base.order(keyed_rng(self.seed, "order", epoch))
 
     def step(self, order: Ints, epoch: int, index: int) -> Step:
         """Step `index` of the epoch whose `order` is given."""
-        documents = order[index * self.batch_size : (index + 1) * self.batch_size]
-        _, chosen = self.positives.draw(documents, keyed_rng(self.seed, "positives", epoch, index))
-        labels, positive = np.unique(chosen, return_inverse=True)
-        mask = self.mask(documents, labels)
+        rows = order[index * self.batch_size : (index + 1) * self.batch_size]
+        documents, chosen = self.base.pairs(rows, keyed_rng(self.seed, "positives", epoch, index))
+        further = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
+        sampled = np.unique(chosen)
+        labels = np.union1d(sampled, further)
+        positive = np.searchsorted(labels, chosen)
+        mask = self.base.known(documents, labels)
         texts = self.label_texts[labels]
-        mask |= texts[None, :] == texts[positive][:, None]
-        anchors = self._anchors({"train": documents, "labels": labels}, (epoch, index))
-        return Step(documents, labels, positive.astype(np.int64), mask, anchors)
+        mask |= texts[None, :] == self.label_texts[chosen][:, None]
+        anchors = self._anchors({"train": documents, "labels": sampled}, labels, (epoch, index))
+        return Step(documents, labels, positive, mask, anchors)
 
-    def _anchors(self, rows: Mapping[str, Ints], position: tuple[int, int]) -> dict[str, AnchorBatch]:
+    def _anchors(self, rows: Mapping[str, Ints], columns: Ints, position: tuple[int, int]) -> dict[str, AnchorBatch]:
+        """Anchors of a step.
+
+        Args:
+            rows: side -> items that are pulled: documents, and the labels chosen for them.
+            columns: all labels of the step, sorted; the chosen ones are where their links point.
+            position: epoch and step.
+        """
         drawn = {sampler.name: sampler.draw(rows, self.seed, position) for sampler in self.sets}
         pools = {name: np.unique(np.concatenate([a for _, a in sides.values()])) for name, sides in drawn.items()}
         if self.anchor_budget:
             most = int(self.anchor_budget * sum(map(len, rows.values())))
             keys = {s.name: int(s.rng(self.seed, position, "/budget").integers(2**63)) for s in self.sets}
             pools = within_budget(pools, keys, most)
-        return {s.name: s.batch(rows, drawn[s.name], pools[s.name], self.separate_pools) for s in self.sets}
+        place = np.searchsorted(columns, rows["labels"])
+        return {s.name: s.batch(rows, drawn[s.name], pools[s.name], place, self.separate_pools) for s in self.sets}

@@ -44,6 +44,7 @@ class Position:
         sums: running sums of the current epoch's terms.
         history: one record per finished epoch (see `loop.Trainer.run_epochs`).
         rounds: one record per pruning round.
+        bandit: state of the bandit, {} without one.
     """
 
     epoch: int = 0
@@ -53,6 +54,7 @@ class Position:
     sums: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
+    bandit: dict[str, Any] = field(default_factory=dict)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -15,12 +15,14 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from ramen.base import BaseAlgorithm
+from ramen.base.protocol import BaseAlgorithm, Embed
+from ramen.base.sampling import keyed_rng
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import Interrupted, RamenError
+from ramen.objective.bandit import Bandit
 from ramen.objective.regulariser import Links, regulariser, total
 from ramen.objective.triplet import Triplet
 from ramen.tracking import Tracker
@@ -28,7 +30,6 @@ from ramen.training.batches import SideLinks, Step, StepSampler
 from ramen.training.checkpoint import Position
 from ramen.training.encoding import StepEncoder
 from ramen.training.progress import Progress
-from ramen.training.sampling import keyed_rng
 
 LOG_EVERY = 10
 """Steps between two points of the tracked curves."""
@@ -37,6 +38,8 @@ SCORES = 1 << 25
 """Scores that validation holds at a time (128 MB)."""
 
 TASK = "task"
+ACCURACY = "accuracy"
+"""In-batch accuracy: share of a step's documents whose sampled positive outscores every negative."""
 
 
 @dataclass
@@ -45,7 +48,7 @@ class Trainer:
 
     Attributes:
         encoder: trained in place.
-        optimizer: over the encoder's parameters.
+        optimizer: over the parameters of the encoder and of the base algorithm.
         texts: token table with roles "documents", "labels" and "anchors/<set>".
         sampler: builds the steps.
         base: the task loss.
@@ -57,6 +60,9 @@ class Trainer:
         track: receives step metrics.
         step_encoder: texts to vectors and the gradient back.
         uids: of the documents, to name them in errors.
+        embed: shows the base algorithm the current vectors when it clusters or mines.
+        tuner: moves the regularisers' weights, or None.
+        heldout: window number -> loss on held-out documents, for a tuner that is judged by it.
         position: counters and history.
         stop: asked after each step; true = save and stop.
         save: writes a checkpoint.
@@ -77,6 +83,9 @@ class Trainer:
     track: Tracker
     step_encoder: StepEncoder
     uids: Sequence[str]
+    embed: Embed
+    tuner: Bandit | None = None
+    heldout: Callable[[int], float] = lambda window: 0.0
     position: Position = field(default_factory=Position)
     stop: Callable[[], bool] = lambda: False
     save: Callable[[], None] = lambda: None
@@ -84,6 +93,10 @@ class Trainer:
     last_texts: int = 0
     last_tokens: int = 0
     _saved: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if self.tuner is not None:
+            self.weights.update(self.tuner.weights)
 
     def run_epochs(self, until: int, progress: Progress, on_epoch: Callable[[dict[str, float]], None]) -> None:
         """Train to the end of epoch `until` (exclusive count), from wherever `position` stands.
@@ -96,6 +109,8 @@ class Trainer:
         """
         while self.position.epoch < until:
             epoch = self.position.epoch
+            if self.position.step == 0:
+                self.refresh(epoch)
             order = self.sampler.epoch_order(epoch)
             for index in range(self.position.step, self.sampler.steps_per_epoch):
                 step = self.sampler.step(order, epoch, index)
@@ -108,6 +123,16 @@ class Trainer:
             on_epoch(self._means())
             position = self.position
             position.epoch, position.step, position.sums = epoch + 1, 0, {}
+
+    def refresh(self, epoch: int) -> None:
+        """Let the base algorithm look at the encoder, if its time has come."""
+        if self.base.refresh_due(epoch):
+            self.base.refresh(epoch, self.embed)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that is trained."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def stop_if_asked(self) -> None:
         """Save and stop if someone asked to; for long work between steps.
@@ -132,22 +157,51 @@ class Trainer:
         self.last_tokens = int(self.texts.store.lengths_of(distinct).sum())
         vectors = self.step_encoder.forward(distinct, self._dropout_seed())
         cuts = np.cumsum([len(items) for items in numbers.values()])[:-1]
-        terms = self.losses(step, vectors, dict(zip(numbers, np.split(inverse, cuts), strict=True)))
+        terms, accuracy = self.losses(step, vectors, dict(zip(numbers, np.split(inverse, cuts), strict=True)))
         loss = total(terms, self.weights)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.step_encoder.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.encoder.parameters(), self.clip_norm or math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or math.inf)
         values = dict(
-            zip(("loss", *terms, "norm"), torch.stack([loss, *terms.values(), norm]).detach().tolist(), strict=True)
+            zip(
+                ("loss", *terms, ACCURACY, "norm"),
+                torch.stack([loss, *terms.values(), accuracy, norm]).detach().tolist(),
+                strict=True,
+            )
         )
         if not math.isfinite(values["loss"]) or not math.isfinite(values.pop("norm")):
             self._not_finite(step, values["loss"])
         self.optimizer.step()
+        self._tune(values)
         return values
 
-    def losses(self, step: Step, vectors: Tensor, where: Mapping[str, NDArray[np.int64]]) -> dict[str, Tensor]:
-        """Task loss and regularisers of a step.
+    def _tune(self, values: Mapping[str, float]) -> None:
+        """Tell the bandit how the step went; take up its new weights when a window ends."""
+        if self.tuner is None:
+            return
+        feedback = self.tuner.settings.feedback
+        last = self.tuner.count + 1 == self.tuner.settings.period
+        if feedback == "heldout_loss":  # one look at the window's end stands for all of it
+            told = self.heldout(self.tuner.windows) * self.tuner.settings.period if last else 0.0
+        elif feedback == "accuracy":
+            told = 1.0 - values[ACCURACY]
+        else:
+            told = values["loss" if feedback == "weighted_objective" else TASK]
+        if self.tuner.observe(told):
+            self.weights.update(self.tuner.weights)
+        self.position.bandit = self.tuner.state()
+
+    def restore_tuner(self) -> None:
+        """Take up the bandit's state and weights from `position`."""
+        if self.tuner is not None and self.position.bandit:
+            self.tuner.restore(self.position.bandit)
+            self.weights.update(self.tuner.weights)
+
+    def losses(
+        self, step: Step, vectors: Tensor, where: Mapping[str, NDArray[np.int64]]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Task loss and regularisers of a step, and its accuracy: the share of documents whose positive scores best.
 
         Args:
             step: who is in it.
@@ -157,13 +211,18 @@ class Trainer:
         vectors_of = {role: vectors.index_select(0, _tensor(rows, vectors.device)) for role, rows in where.items()}
         x_BD, z_LD = vectors_of["documents"], vectors_of["labels"]
         positive_B, mask_BL = _tensor(step.positive, x_BD.device), _tensor(step.mask, x_BD.device)
-        terms = {TASK: self.base.loss(x_BD @ z_LD.T, positive_B, mask_BL)}
+        ranked_LD = self.base.label_vectors(z_LD, step.labels)
+        scores_BL = x_BD @ ranked_LD.T
+        terms = {TASK: self.base.loss(scores_BL, positive_B, mask_BL)}
+        with torch.no_grad():
+            best_B = scores_BL.masked_fill(mask_BL, -2.0).amax(1)
+            accuracy = (scores_BL.gather(1, positive_B[:, None])[:, 0] > best_B).float().mean()
         for name, batch in step.anchors.items():
             a_AD = vectors_of[f"anchors/{name}"]
             for side, rows, links in (("document", x_BD, batch.document), ("label", z_LD, batch.label)):
                 if links is not None:
                     terms[f"{name}.{side}"] = regulariser(rows, a_AD, _links(links, rows.device), self.triplet)
-        return terms
+        return terms, accuracy
 
     def _dropout_seed(self) -> int:
         return int(keyed_rng(self.seed, "dropout", self.position.global_step).integers(2**62))
@@ -195,9 +254,15 @@ class Trainer:
 
     def _maybe_save(self) -> None:
         self.stop_if_asked()
-        if time.monotonic() - self._saved >= self.save_every:
+        if self.due():
             self.save()
-            self._saved = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether a checkpoint's time has come; the clock starts anew."""
+        if time.monotonic() - self._saved < self.save_every:
+            return False
+        self._saved = time.monotonic()
+        return True
 
     @contextmanager
     def _memory_explained(self, step: Step) -> Iterator[None]:
@@ -250,12 +315,18 @@ def linear_schedule(peak: float, warmup_steps: int, total_steps: int) -> Callabl
     return at
 
 
-def make_optimizer(encoder: SentenceEncoder, lr: float, eps: float, weight_decay: float) -> torch.optim.AdamW:
-    """Fused AdamW without decay on biases and layer norms (one-dimensional parameters)."""
+def make_optimizer(
+    encoder: SentenceEncoder, own: nn.Module | None, lr: float, eps: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """Fused AdamW without decay on biases and layer norms (one-dimensional parameters).
+
+    `own` holds the base algorithm's parameters (label offsets), which are never decayed.
+    """
     parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    further = list(own.parameters()) if own is not None else []
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim <= 1] + further, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=lr, eps=eps, fused=True)
 

@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen.base.sampling import keyed_rng
 from ramen.config import Pruning
 from ramen.graph.metadata import Graph
-from ramen.graph.pruning import edge_cosines, jaccard, prune
+from ramen.graph.pruning import edge_cosines, jaccard, prune, random_cosines
 from ramen.training.session import SIDE_NAMES, Session
+
+RANDOM_PAIRS = 100_000
+"""Pairs from which a quantile of random cosines is taken: its error is far below a hundredth."""
 
 WARN_BELOW = 0.001
 """A round that removes a smaller share of a graph's edges than this is reported: the threshold may be too weak."""
@@ -61,13 +65,14 @@ class Rounds:
         previous = self.position.rounds[-1] if self.position.rounds else None
         converged = bool(previous and previous["converged"])
         similarity: dict[str, float] = dict(previous["jaccard"]) if previous and converged else {}
+        thresholds: dict[str, float] = dict(previous["thresholds"]) if previous and converged else {}
         if (
             self.settings.enabled
             and not converged
             and any(any(sides.values()) for sides in self.session.active.values())
         ):
             before = self.pruned
-            self._prune()
+            thresholds = self._prune()
             similarity = {key: jaccard(graph, before[name][side]) for name, side, key, graph in self._each(self.pruned)}
             converged = number > 1 and min(similarity.values()) > self.settings.converged_at
         self.position.round = number
@@ -77,6 +82,7 @@ class Rounds:
                 "epoch": self.position.epoch,
                 "edges_kept": self.kept(),
                 "jaccard": similarity,
+                "thresholds": thresholds,
                 "converged": converged,
                 "val_p_at_1": None,
             }
@@ -88,27 +94,39 @@ class Rounds:
         }
         self.session.save()
 
-    def _prune(self) -> None:
+    def _prune(self) -> dict[str, float]:
+        """Prune every graph; returns the cosine that an edge had to exceed, by "set.side"."""
         vectors = self._embed()
         start = self.pruned if self.settings.from_previous else self.session.graphs
         pruned: dict[str, dict[str, Graph]] = {name: {} for name in start}
-        for name, side, _, graph in self._each(start):
+        thresholds: dict[str, float] = {}
+        for name, side, key, graph in self._each(start):
             rows = vectors["documents" if side == "train" else "labels"]
             cosines = edge_cosines(graph, rows, vectors[f"anchors/{name}"])
-            pruned[name][side] = prune(graph, cosines, self.settings.threshold)
+            thresholds[key] = self._threshold(key, graph, rows, vectors[f"anchors/{name}"])
+            pruned[name][side] = prune(graph, cosines, thresholds[key])
         self.pruned = pruned
-        self._report(start)
+        self._report(start, thresholds)
+        return thresholds
 
-    def _report(self, start: Mapping[str, Mapping[str, Graph]]) -> None:
+    def _threshold(self, key: str, graph: Graph, rows: NDArray[np.float32], anchors: NDArray[np.float32]) -> float:
+        """The cosine that an edge of a graph must exceed."""
+        if self.settings.rule == "threshold" or not graph.num_edges:
+            return self.settings.threshold
+        rng = keyed_rng(self.session.training.seed, f"pruning/{key}", self.position.round)
+        return float(np.quantile(random_cosines(graph, rows, anchors, RANDOM_PAIRS, rng), self.settings.quantile))
+
+    def _report(self, start: Mapping[str, Mapping[str, Graph]], thresholds: Mapping[str, float]) -> None:
         removed = {
             key: 1 - self.pruned[name][side].num_edges / max(graph.num_edges, 1)
             for name, side, key, graph in self._each(start)
         }
-        shares = " ".join(f"{key} {share:.1%}" for key, share in removed.items())
-        print(f"pruned cosine <= {self.settings.threshold:g}: {shares}", file=sys.stderr, flush=True)
+        shares = " ".join(f"{key} {share:.1%} (cosine <= {thresholds[key]:.3f})" for key, share in removed.items())
+        print(f"pruned {shares}", file=sys.stderr, flush=True)
         if idle := [key for key, share in removed.items() if share < WARN_BELOW]:
+            knob = "quantile" if self.settings.rule == "quantile" else "threshold"
             print(
-                f"warning: pruning.threshold {self.settings.threshold:g} removes almost nothing from "
+                f"warning: pruning.{knob} {getattr(self.settings, knob):g} removes almost nothing from "
                 f"{', '.join(idle)}; raise it, or train longer before pruning",
                 file=sys.stderr,
                 flush=True,
@@ -182,6 +200,7 @@ class Rounds:
     def _round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
         metrics = {f"edges_kept/{key}": 100.0 * value for key, value in record["edges_kept"].items()}
         metrics |= {f"jaccard/{key}": value for key, value in record["jaccard"].items()}
+        metrics |= {f"threshold/{key}": value for key, value in record["thresholds"].items()}
         if record["val_p_at_1"] is not None:
             metrics["round/val_p_at_1"] = record["val_p_at_1"]
         return metrics

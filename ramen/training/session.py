@@ -6,21 +6,30 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from ramen import config
 from ramen.artifacts import Artifact, Draft, write_json
 from ramen.base import make_base
-from ramen.config import Encoder, Objective, Training
+from ramen.base.protocol import BaseAlgorithm
+from ramen.base.protocol import Problem as BaseProblem
+from ramen.base.sampling import keyed_rng
+from ramen.config import Base, Encoder, Objective, Section, Training
 from ramen.data.dataset import Problem
+from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
+from ramen.errors import ConfigError
 from ramen.graph.metadata import Graph, read_graphs
+from ramen.objective.bandit import Bandit
 from ramen.objective.triplet import Triplet
 from ramen.stopping import on_stop
 from ramen.tracking import Tracker
@@ -28,17 +37,36 @@ from ramen.training.batches import StepSampler
 from ramen.training.checkpoint import Checkpoints, load_state, save_state
 from ramen.training.distributed import Processes
 from ramen.training.encoding import StepEncoder
-from ramen.training.loop import TASK, Trainer, Validation, linear_schedule, make_optimizer
+from ramen.training.loop import ACCURACY, TASK, Trainer, Validation, linear_schedule, make_optimizer
 from ramen.training.progress import Progress
-from ramen.training.sampling import keyed_rng
 
 SIDE_NAMES = {"train": "document", "labels": "label"}
 """Graph side on disk -> side in a regulariser's name."""
 
 HISTORY_FILE = "history.json"
+BANDIT_FILE = "bandit.json"
+BASE_FILE = "base.npz"
+"""What the base algorithm clustered or mined last."""
+BASE_PREFIX = "base:"
+"""Marks the base algorithm's arrays among those of a checkpoint."""
 
 EMBED_BLOCK = {"cpu": 4096, "cuda": 1 << 17}
 """Texts a process encodes between two looks at whether it was asked to stop: seconds, not minutes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The sections that both training stages see."""
+
+    encoder: Encoder
+    objective: Objective
+    bandit: config.Bandit
+    base: Base
+    training: Training
+
+    def sections(self) -> dict[str, Section]:
+        """By name, as `config.SECTIONS` names them."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 class Session:
@@ -50,44 +78,57 @@ class Session:
         graph: Artifact,
         draft: Draft,
         source: str | Path,
-        encoder: Encoder,
-        objective: Objective,
-        training: Training,
+        settings: Settings,
         track: Tracker,
         processes: Processes | None = None,
     ) -> None:
         self.processes = processes or Processes()
-        torch.manual_seed(training.seed)
-        self.track, self.training, self.objective = track, training, objective
+        self.settings, self.track = settings, track
+        self.training, self.objective = settings.training, settings.objective
+        torch.manual_seed(self.training.seed)
         self.problem = Problem.read(dataset.path)
-        self.graphs = read_graphs(graph.path) if objective.graphs else {}
-        self.encoder = load_encoder(source, encoder)
+        self.graphs = read_graphs(graph.path) if self.objective.graphs else {}
+        self.encoder = load_encoder(source, settings.encoder)
         self.texts = text_table(self.encoder, self.problem)
         self.checkpoints = Checkpoints(draft.work, draft.task)
         self.extra_arrays: dict[str, NDArray[Any]] = {}
         self.interrupted = False
-        held_out, kept = split_validation(len(self.problem.train), training)
+        held_out, kept = split_validation(len(self.problem.train), self.training)
         self.validation = validation_set(self.problem, held_out)
-        self.trainer = self._make_trainer(kept)
+        self.trainer = self._make_trainer(held_out, kept)
         self.use_graphs(self.graphs)
 
-    def _make_trainer(self, kept: NDArray[np.int64]) -> Trainer:
-        settings, objective, problem = self.training, self.objective, self.problem
-        triplet = Triplet(objective.margin, objective.hardest, objective.temperature, objective.reduction)
-        base = make_base(settings.base, triplet)
-        sampler = StepSampler(
-            base,
-            kept,
+    def _told(self, documents: NDArray[np.int64]) -> BaseProblem:
+        """What the base algorithm is told of some of the training documents."""
+        problem = self.problem
+        return BaseProblem(
+            documents[np.diff(problem.y_train.indptr)[documents] > 0],
             problem.y_train,
             problem.filter_train,
             self.texts.roles["labels"],
+            self.training.batch_size,
+            self.encoder.dimension,
+            self.training.seed,
+        )
+
+    def _make_trainer(self, held_out: NDArray[np.int64], kept: NDArray[np.int64]) -> Trainer:
+        settings, objective = self.training, self.objective
+        triplet = Triplet(objective.margin, objective.hardest, objective.temperature, objective.reduction)
+        base = make_base(self.settings.base, self._told(kept), triplet)
+        if base.module is not None:
+            base.module.to(self.encoder.device)
+        sampler = StepSampler(
+            base,
             settings.batch_size,
             settings.seed,
             objective.anchor_pool == "separate",
             objective.anchor_reuse,
             objective.anchor_budget,
         )
-        optimizer = make_optimizer(self.encoder, settings.lr, settings.adam_eps, settings.weight_decay)
+        # one module, so that checkpoints and the optimiser's state name every parameter
+        own = {} if base.module is None else {"base": base.module}
+        self.trained = nn.ModuleDict({"encoder": self.encoder, **own})
+        optimizer = make_optimizer(self.encoder, base.module, settings.lr, settings.adam_eps, settings.weight_decay)
         schedule = linear_schedule(settings.lr, settings.lr_warmup_steps, settings.epochs * sampler.steps_per_epoch)
         weights = {TASK: objective.lambda_task}
         for name in self.graphs:
@@ -106,11 +147,40 @@ class Session:
             settings.seed,
             self.track,
             StepEncoder(self.encoder, self.texts.store, self.processes, settings.gradient_caching),
-            problem.train.uids,
+            self.problem.train.uids,
+            self.embed_role,
+            tuner=self._tuner(weights),
+            heldout=self._heldout(held_out, base),
             stop=lambda: self.processes.any(self.interrupted),
             save=self.save,
             save_every=60 * settings.checkpoint_minutes,
         )
+
+    def _tuner(self, weights: dict[str, float]) -> Bandit | None:
+        """The bandit over the weights of the regularisers; None when it is off or there is nothing to tune."""
+        settings = self.settings.bandit
+        if not settings.enabled or not any(w > 0 for name, w in weights.items() if name != TASK):
+            return None
+        if settings.feedback == "heldout_loss" and not self.training.validation_fraction:
+            raise ConfigError("bandit.feedback = heldout_loss needs training.validation_fraction above 0")
+        tuned = {name: w for name, w in weights.items() if name != TASK or settings.gauge != "fixed_task"}
+        return Bandit(settings, tuned, lambda window: keyed_rng(self.training.seed, "bandit", window))
+
+    def _heldout(self, held_out: NDArray[np.int64], base: BaseAlgorithm) -> Callable[[int], float]:
+        """Window number -> task loss of a sample of the held-out documents, without dropout or gradient."""
+        sampler = StepSampler(BaseAlgorithm(self._told(held_out), self.settings.base, base.triplet),
+                              self.training.batch_size, self.training.seed)  # fmt: skip
+
+        def loss(window: int) -> float:
+            step = sampler.step(sampler.epoch_order(window), window, 0)
+            roles = self.texts.roles
+            documents, labels = self.embed(roles["documents"][step.documents]), self.embed(roles["labels"][step.labels])
+            with torch.no_grad():
+                z_LD = base.label_vectors(torch.from_numpy(labels).to(self.encoder.device), step.labels).cpu()
+                scores_BL = torch.from_numpy(documents) @ z_LD.T
+                return float(base.triplet(scores_BL, torch.from_numpy(step.positive), torch.from_numpy(step.mask)))
+
+        return loss
 
     @property
     def active(self) -> dict[str, dict[str, bool]]:
@@ -126,17 +196,27 @@ class Session:
 
     def start_from(self, model: Artifact) -> None:
         """Go on where a finished warm-up ended: optimiser, counters, history."""
-        load_state(model.path, self.encoder, self.trainer.optimizer)
+        load_state(model.path, self.trained, self.trainer.optimizer)
+        base, offsets = self.trainer.base, read_offsets(model.path)
+        with np.load(model.path / BASE_FILE, allow_pickle=False) as file:
+            base.restore({name: file[name] for name in file.files})
+        if base.module is not None and offsets is not None:
+            base.module.load_state_dict({name: torch.from_numpy(array) for name, array in offsets.items()})
         position = self.trainer.position
         position.history = json.loads((model.path / HISTORY_FILE).read_text(encoding="utf-8"))
         position.epoch = len(position.history)
+        position.bandit = json.loads((model.path / BANDIT_FILE).read_text(encoding="utf-8"))
+        self.trainer.restore_tuner()
         position.global_step = position.epoch * self.trainer.sampler.steps_per_epoch
 
     def resume(self, restore: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Restore the newest checkpoint of an interrupted attempt, if there is one."""
-        found = self.checkpoints.load(self.encoder, self.trainer.optimizer)
+        found = self.checkpoints.load(self.trained, self.trainer.optimizer)
         if found is not None:
             self.trainer.position, arrays = found
+            own = {key: arrays.pop(key) for key in list(arrays) if key.startswith(BASE_PREFIX)}
+            self.trainer.restore_tuner()
+            self.trainer.base.restore({key.removeprefix(BASE_PREFIX): array for key, array in own.items()})
             if restore is not None:
                 restore(arrays)
             print(
@@ -150,14 +230,17 @@ class Session:
         """Write a checkpoint; rank 0 does."""
         if self.processes.rank > 0:
             return
-        self.checkpoints.save(self.encoder, self.trainer.optimizer, self.trainer.position, self.extra_arrays)
+        own = {BASE_PREFIX + key: array for key, array in self.trainer.base.state().items()}
+        arrays = {**self.extra_arrays, **own}
+        self.checkpoints.save(self.trained, self.trainer.optimizer, self.trainer.position, arrays)
 
     def train(self, phase: str, until: int) -> None:
         """Train to the end of epoch `until`, recording history and validating after each epoch."""
         trainer = self.trainer
         sampler = trainer.sampler
-        per_epoch = min(len(sampler.documents), sampler.steps_per_epoch * sampler.batch_size)
-        done = trainer.position.epoch * per_epoch + min(trainer.position.step * sampler.batch_size, per_epoch)
+        each = sampler.base.documents_per_row
+        per_epoch = each * min(sampler.base.rows, sampler.steps_per_epoch * sampler.batch_size)
+        done = trainer.position.epoch * per_epoch + min(trainer.position.step * sampler.batch_size * each, per_epoch)
         progress = Progress(phase, until * per_epoch, "documents", done)
 
         def on_epoch(means: dict[str, float]) -> None:
@@ -167,7 +250,8 @@ class Session:
                 "round": trainer.position.round,
                 "loss": means["loss"],
                 "task_loss": means[TASK],
-                "terms": {name: value for name, value in means.items() if name not in ("loss", TASK)},
+                "accuracy": means[ACCURACY],
+                "terms": {name: value for name, value in means.items() if name not in ("loss", TASK, ACCURACY)},
                 "val_p_at_1": self.validate(),
                 "lambda": dict(trainer.weights),
                 "edges_kept": trainer.position.rounds[-1]["edges_kept"] if trainer.position.rounds else {},
@@ -183,9 +267,17 @@ class Session:
         """P@1 on the held-out documents over all labels, or None when nothing is held out."""
         if not len(self.validation.documents):
             return None
-        roles = self.texts.roles
-        documents = self.embed(roles["documents"][self.validation.documents])
-        return self.validation.p_at_1(documents, self.embed(roles["labels"]))
+        documents = self.embed(self.texts.roles["documents"][self.validation.documents])
+        return self.validation.p_at_1(documents, self.embed_role("labels"))
+
+    def embed_role(self, role: Literal["documents", "labels"]) -> NDArray[np.float32]:
+        """Vectors of all training documents, or those by which all labels are ranked: float32 [N or L, D]."""
+        vectors = self.embed(self.texts.roles[role])
+        if role == "labels":
+            with torch.no_grad():
+                encoded = torch.from_numpy(vectors).to(self.encoder.device)
+                vectors = self.trainer.base.label_vectors(encoded, np.arange(len(vectors))).cpu().numpy()
+        return vectors
 
     def embed(self, texts: NDArray[np.int64]) -> NDArray[np.float32]:
         """Encode stored texts without gradients, all processes together: float32 [n, D], the same in each.
@@ -209,12 +301,18 @@ class Session:
     def write(self, draft: Draft) -> None:
         """Write encoder, optimiser state and history."""
         self.encoder.save(draft.path)
-        save_state(draft.path, self.encoder, self.trainer.optimizer)
+        save_state(draft.path, self.trained, self.trainer.optimizer)
+        base = self.trainer.base
+        np.savez(draft.path / BASE_FILE, **base.state())  # type: ignore[arg-type]
+        if base.module is not None:
+            arrays = {name: value.detach().cpu().numpy() for name, value in base.module.state_dict().items()}
+            write_offsets(draft.path, arrays["table"], arrays["row_of"])
         write_json(draft.path / HISTORY_FILE, self.trainer.position.history)
+        write_json(draft.path / BANDIT_FILE, self.trainer.position.bandit)
         draft.counts |= {
             "epochs": self.trainer.position.epoch,
             "steps": self.trainer.position.global_step,
-            "documents": len(self.trainer.sampler.documents),
+            "documents": len(self.trainer.base.problem.documents),
             "validation_documents": len(self.validation.documents),
             "distinct_texts": len(self.texts.store),
             "tokens": len(self.texts.store.ids),

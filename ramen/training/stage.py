@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ramen.artifacts import Artifact, Draft, write_json
-from ramen.config import Encoder, Objective, Pruning, Training
+from ramen.config import Bandit, Base, Classifier, Encoder, Objective, Pruning, Training
+from ramen.encoder.labels import write_classifier
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
+from ramen.training.classifier import classify
 from ramen.training.launch import together
 from ramen.training.rounds import Rounds
-from ramen.training.session import Session
+from ramen.training.session import Session, Settings
 
 
 def warmup(
@@ -18,14 +20,16 @@ def warmup(
     warm_model: Draft,
     encoder: Encoder,
     objective: Objective,
+    bandit: Bandit,
+    base: Base,
     training: Training,
     track: Tracker,
 ) -> dict[str, float]:
     """Train on the unpruned graphs for `training.warmup_epochs` epochs."""
     inputs = {"dataset": dataset, "graph": graph}
-    sections = {"encoder": encoder, "objective": objective, "training": training}
-    with together("warmup", inputs, sections, training) as processes:
-        session = Session(dataset, graph, warm_model, encoder.name, encoder, objective, training, track, processes)
+    settings = Settings(encoder, objective, bandit, base, training)
+    with together("warmup", inputs, settings.sections(), training) as processes:
+        session = Session(dataset, graph, warm_model, encoder.name, settings, track, processes)
         with session.interruptible():
             session.resume()
             session.train("warmup", min(training.warmup_epochs, training.epochs))
@@ -42,22 +46,29 @@ def prune_retrain(
     pruned_graph: Draft,
     encoder: Encoder,
     objective: Objective,
+    bandit: Bandit,
+    base: Base,
     training: Training,
     pruning: Pruning,
+    classifier: Classifier,
     track: Tracker,
 ) -> dict[str, float]:
     """Prune the graphs with the encoder and retrain, in rounds, to `training.epochs` or convergence."""
     inputs = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
-    sections = {"encoder": encoder, "objective": objective, "training": training, "pruning": pruning}
+    settings = Settings(encoder, objective, bandit, base, training)
+    sections = {**settings.sections(), "pruning": pruning, "classifier": classifier}
     with together("prune-retrain", inputs, sections, training) as processes:
-        session = Session(dataset, graph, model, warm_model.path, encoder, objective, training, track, processes)
+        session = Session(dataset, graph, model, warm_model.path, settings, track, processes)
         session.start_from(warm_model)
         rounds = Rounds(session, pruning)
         with session.interruptible():
             session.resume(rounds.restore)
             rounds.run()
+            classified = classify(session, classifier, model)
     session.write(model)
+    if classified is not None:
+        write_classifier(model.path, classified.weight, classified.share)
     write_graphs(pruned_graph.path, rounds.pruned or read_graphs(graph.path))
     write_json(pruned_graph.path / "rounds.json", session.trainer.position.rounds)
     pruned_graph.counts |= rounds.counts()
-    return session.last_metrics() | rounds.metrics()
+    return session.last_metrics() | rounds.metrics() | (classified.metrics if classified is not None else {})

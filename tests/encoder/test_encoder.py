@@ -203,3 +203,21 @@ def test_bf16_layers_give_nearly_the_gradients_of_float32() -> None:
         (out[:32] @ out[32:].T).logsumexp(1).sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in encoder.parameters() if p.grad is not None]))
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_vectors_are_those_of_the_weights_as_they_are_after_every_step(precision: str) -> None:
+    """A fused optimiser does not raise the version of the parameters that it changes."""
+    encoder = load_encoder("tiny", Encoder(precision=precision, dropout=0.0))
+    store = TokenStore.build(encoder.tokenizer, TEXTS, 16)
+    texts = np.arange(len(TEXTS))
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=0.1, fused=True)
+    for _ in range(2):
+        encoder.embed(store, texts)  # as validation does between epochs
+        encoder.train()
+        encoder.encode_rows(store, texts)[:, 0].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        fresh = load_encoder("tiny", Encoder(precision=precision, dropout=0.0))
+        fresh.load_state_dict(encoder.state_dict())
+        np.testing.assert_array_equal(encoder.embed(store, texts), fresh.embed(store, texts))

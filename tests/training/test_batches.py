@@ -7,11 +7,13 @@ import pytest
 import scipy.sparse as sp
 
 from ramen.base import make_base
+from ramen.base.protocol import Problem as BaseProblem
+from ramen.base.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, within_budget
+from ramen.config import Base
 from ramen.data.dataset import Problem
 from ramen.graph.metadata import Graph
 from ramen.objective.triplet import Triplet
 from ramen.training.batches import StepSampler
-from ramen.training.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, within_budget
 
 
 def graph_of(matrix: sp.csr_matrix) -> Graph:
@@ -25,18 +27,18 @@ def graph_of(matrix: sp.csr_matrix) -> Graph:
     )
 
 
-def sampler_of(problem: Problem, batch_size: int = 16, seed: int = 0, separate: bool = False) -> StepSampler:
-    documents = np.arange(len(problem.train))
-    return StepSampler(
-        make_base("inbatch", Triplet()),
-        documents,
-        problem.y_train,
-        problem.filter_train,
-        np.arange(len(problem.labels)),
-        batch_size,
-        seed,
-        separate,
-    )
+def sampler_of(
+    problem: Problem,
+    batch_size: int = 16,
+    seed: int = 0,
+    separate: bool = False,
+    texts: np.ndarray | None = None,
+    **budget: object,
+) -> StepSampler:
+    documents = np.flatnonzero(np.diff(problem.y_train.indptr))
+    texts = np.arange(len(problem.labels)) if texts is None else texts
+    told = BaseProblem(documents, problem.y_train, problem.filter_train, texts, batch_size, seed=seed)
+    return StepSampler(make_base(Base(), told, Triplet()), batch_size, seed, separate, **budget)  # type: ignore[arg-type]
 
 
 def with_graphs(sampler: StepSampler, problem: Problem, keep: float = 1.0, sampling: str = "uniform") -> StepSampler:
@@ -71,7 +73,7 @@ def test_documents_without_labels_and_lonely_last_documents_make_no_step(tiny_pr
         tiny_problem.filter_test,
     )
     sampler = sampler_of(problem, batch_size=29)
-    assert 5 not in sampler.documents and sampler.steps_per_epoch == 2
+    assert 5 not in sampler.base.problem.documents and sampler.steps_per_epoch == 2
     assert sampler_of(problem, batch_size=58).steps_per_epoch == 1, "a single document left over has no negatives"
     assert sampler_of(problem, batch_size=20).steps_per_epoch == 3
 
@@ -86,9 +88,7 @@ def test_positives_are_true_and_masks_cover_every_true_or_filtered_pair(tiny_pro
 
 def test_labels_with_the_positives_very_text_are_masked(tiny_problem: Problem) -> None:
     same = np.zeros(len(tiny_problem.labels), np.int64)  # as if all labels had one text
-    sampler = StepSampler(
-        make_base("inbatch", Triplet()), np.arange(60), tiny_problem.y_train, tiny_problem.filter_train, same, 16, 0
-    )
+    sampler = sampler_of(tiny_problem, texts=same)
     assert sampler.step(sampler.epoch_order(0), 0, 0).mask.all()
 
 
@@ -208,10 +208,7 @@ def test_the_budget_is_kept_and_every_anchor_has_the_same_chance() -> None:
 
 def test_a_step_keeps_its_budget_and_its_links_stay_true(tiny_problem: Problem) -> None:
     plain = sampler_of(tiny_problem)
-    sampler = StepSampler(
-        make_base("inbatch", Triplet()), np.arange(60), tiny_problem.y_train, tiny_problem.filter_train,
-        np.arange(30), 16, 0, shared_draws=True, anchor_budget=0.2,
-    )  # fmt: skip
+    sampler = sampler_of(tiny_problem, shared_draws=True, anchor_budget=0.2)
     with_graphs(sampler, tiny_problem)
     order = sampler.epoch_order(0)
     pulled = set()

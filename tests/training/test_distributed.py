@@ -33,7 +33,7 @@ def graph_edges(path: Path) -> dict[str, list[int]]:
 
 def test_two_processes_give_the_curve_and_the_graphs_of_one(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
     # dropout depends on which process encodes a text, so only without it are the curves one
-    rest = {"encoder": {"dropout": 0.0}, "pruning": {"threshold": 0.6}}
+    rest = {"encoder": {"dropout": 0.0}, "pruning": {"rule": "threshold", "threshold": 0.6}}
     one = train(tiny_artifacts, tmp_path / "one", changed(training={"epochs": 6}, **rest))
     two = train(tiny_artifacts, tmp_path / "two", changed(training={"epochs": 6, "processes": 2}, **rest))
     a, b = (history(tmp_path / name / "model") for name in ("one", "two"))

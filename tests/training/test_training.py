@@ -72,7 +72,7 @@ def test_a_single_weight_overrides_its_sides_default(tiny_artifacts: dict[str, P
 def test_pruning_starts_from_the_original_and_obeys_the_threshold(
     tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    train(tiny_artifacts, tmp_path / "all", changed(pruning={"threshold": 1.0}))
+    train(tiny_artifacts, tmp_path / "all", changed(pruning={"rule": "threshold", "threshold": 1.0}))
     pruned = read_graphs(tmp_path / "all" / "pruned_graph")
     assert sum(graph.num_edges for sides in pruned.values() for graph in sides.values()) == 0
     train(tiny_artifacts, tmp_path / "none", changed(pruning={"enabled": False}))

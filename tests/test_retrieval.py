@@ -9,7 +9,7 @@ import pytest
 
 from ramen.errors import MissingExtra
 from ramen.evaluation import retrieval
-from ramen.evaluation.retrieval import search
+from ramen.retrieval import search
 
 
 def unit(rng: np.random.Generator, rows: int, width: int = 16) -> np.ndarray:

@@ -1,0 +1,94 @@
+"""DEXA: NGAME whose labels carry a learnt offset beside their text (Dahiya et al., KDD 2023).
+
+A label is ranked by `normalise(E(text) + A[map(label)])`. Labels share the rows of A by clusters of their first
+vectors, and the most frequent ones have a row of their own, so A is far smaller than a table of all labels. Rows start
+at zero: the first step is NGAME's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ramen.base.clustering import balanced_clusters
+from ramen.base.ngame import Ngame
+from ramen.base.protocol import Embed, Problem
+from ramen.base.sampling import Ints, keyed_rng
+from ramen.config import Base as Settings
+from ramen.objective.triplet import Triplet
+
+
+class Offsets(nn.Module):
+    """A table of label offsets, and which row each label takes.
+
+    Args:
+        labels: L.
+        rows: K.
+        dimension: D.
+    """
+
+    def __init__(self, labels: int, rows: int, dimension: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(rows, dimension))
+        self.register_buffer("row_of", torch.zeros(labels, dtype=torch.int64))
+        self.row_of: Tensor
+
+    def forward(self, encoded_LD: Tensor, labels_L: Tensor) -> Tensor:
+        """Vectors of `labels_L` (int64 [L]) from their texts' vectors (float32 [L, D]): unit norm."""
+        return nn.functional.normalize(encoded_LD + self.table[self.row_of[labels_L]], dim=-1)
+
+
+class Dexa(Ngame):
+    """NGAME with label offsets: `base.offsets_per_label` rows per label, `base.offset_heads` labels with their own."""
+
+    def __init__(self, problem: Problem, settings: Settings, triplet: Triplet) -> None:
+        super().__init__(problem, settings, triplet)
+        self.shared_rows = shared_rows(problem.y.shape[1], settings.labels_per_offset, settings.offset_heads)
+        self.heads = min(settings.offset_heads, problem.y.shape[1])
+        self.offsets = Offsets(problem.y.shape[1], self.shared_rows + self.heads, problem.dimension)
+        self._mapped = False
+
+    @property
+    def module(self) -> nn.Module:
+        return self.offsets
+
+    def refresh_due(self, epoch: int) -> bool:
+        return not self._mapped or super().refresh_due(epoch)
+
+    def refresh(self, epoch: int, embed: Embed) -> None:
+        if not self._mapped:
+            self._map(embed("labels"))
+        if super().refresh_due(epoch):
+            super().refresh(epoch, embed)
+
+    def _map(self, labels: NDArray[np.float32]) -> None:
+        """Give each label its row, by clusters of the labels' first vectors; fixed from then on."""
+        size = max(1, len(labels) // self.shared_rows)
+        rows = balanced_clusters(labels, size, keyed_rng(self.problem.seed, "offsets")).astype(np.int64)
+        frequency = np.asarray(self.problem.y.sum(0)).ravel()
+        rows[np.argsort(-frequency, kind="stable")[: self.heads]] = self.shared_rows + np.arange(self.heads)
+        self.offsets.row_of.copy_(torch.from_numpy(rows))
+        self._mapped = True
+
+    def label_vectors(self, encoded_LD: Tensor, labels: Ints) -> Tensor:
+        numbers = torch.from_numpy(labels).to(encoded_LD.device)
+        return self.offsets(encoded_LD, numbers)  # type: ignore[no-any-return]
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        return super().state() | ({"row_of": self.offsets.row_of.cpu().numpy()} if self._mapped else {})
+
+    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        super().restore(state)
+        if "row_of" in state:
+            self.offsets.row_of.copy_(torch.from_numpy(np.asarray(state["row_of"])))
+            self._mapped = True
+
+
+def shared_rows(labels: int, labels_per_row: int, heads: int) -> int:
+    """Rows that labels share: a power of two, about one per `labels_per_row` labels beyond the heads."""
+    return 1 << max(0, round(math.log2(max(1, (labels - min(heads, labels)) / labels_per_row))))

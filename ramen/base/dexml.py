@@ -1,0 +1,24 @@
+"""DEXML: the decoupled softmax (Gupta et al., Dual-encoders for extreme multi-label classification, ICLR 2024)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramen.base.mining import Mining
+from ramen.objective.softmax import decoupled_softmax
+
+
+class Dexml(Mining):
+    """Cross-entropy of the sampled positive against labels that are not true; the other true ones leave the sum.
+
+    In-batch until `base.refresh_from`, then with negatives from a shortlist (`base.mined` per document), as in the
+    published hard-negative variant; `base.mined = 0` stays in-batch.
+    """
+
+    def refresh_due(self, epoch: int) -> bool:
+        return self.settings.mined > 0 and super().refresh_due(epoch)
+
+    def loss(self, scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor) -> Tensor:
+        positives_BL = torch.zeros_like(mask_BL).scatter(1, positive_B[:, None], True)
+        return decoupled_softmax(scores_BL, positives_BL, mask_BL, self.settings.temperature)

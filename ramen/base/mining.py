@@ -1,0 +1,85 @@
+"""Hard negatives: the labels that the encoder confuses with a document's own, found over all labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen.base.protocol import BaseAlgorithm, Embed, Problem, Vectors, every
+from ramen.base.sampling import Ints
+from ramen.retrieval import search
+
+ROWS = 4096
+"""Documents searched at a time (bounds memory)."""
+
+
+def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
+    """The labels nearest to each document that are no true or ignored label of it, nor read as a true one does.
+
+    Args:
+        problem: whose documents, and what is known of their labels.
+        documents: float32 [N, D].
+        labels: float32 [L, D], the vectors by which labels are ranked.
+        size: S.
+
+    Returns:
+        int32 [N, S] labels, best first, padded with -1; documents without a label have none.
+    """
+    most = int(np.diff(problem.known.indptr).max(initial=0))
+    found = np.full((problem.y.shape[0], size), -1, np.int32)
+    depth = min(size + most, problem.y.shape[1])
+    for start in range(0, len(problem.documents), ROWS):
+        rows = problem.documents[start : start + ROWS]
+        ids, _ = search(documents[rows], labels, depth)
+        wrong = ~_known(problem, rows, ids)
+        place = np.cumsum(wrong, axis=1) - 1
+        wrong &= place < size
+        row, column = np.nonzero(wrong)
+        found[rows[row], place[row, column]] = ids[row, column]
+    return found
+
+
+def _known(problem: Problem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
+    """Bool [R, K]: `ids` that are true or ignored for their row, or read as a true label does."""
+    texts, y, known = problem.label_texts, problem.y, problem.known
+    count = int(texts.max(initial=0)) + 1
+    labels = known.shape[1]
+    stored = np.repeat(np.arange(len(rows)), np.diff(known.indptr)[rows]) * labels + known[rows].indices
+    own = np.repeat(np.arange(len(rows)), np.diff(y.indptr)[rows]) * count + texts[y[rows].indices]
+    number = np.arange(len(rows))[:, None]
+    return np.asarray(np.isin(number * labels + ids, stored) | np.isin(number * count + texts[ids], own))
+
+
+class Mining(BaseAlgorithm):
+    """Keeps a shortlist of mined labels for each document, refreshed every few epochs.
+
+    A shortlist never holds a true or an ignored label, nor one whose text is that of a true label: with several
+    positives per document, leaving out the sampled one alone (as with one positive per query) would push true labels
+    away.
+    """
+
+    shortlist: NDArray[np.int32] | None = None
+    """int32 [N, S], -1 = none."""
+
+    def refresh_due(self, epoch: int) -> bool:
+        return every(epoch, self.settings.refresh_from, self.settings.refresh_every)
+
+    def refresh(self, epoch: int, embed: Embed) -> None:
+        self.shortlist = shortlists(self.problem, embed("documents"), embed("labels"), self.settings.shortlist)
+
+    def negatives(self, documents: Ints, rng: np.random.Generator) -> Ints:
+        drawn = rng.random((len(documents), self.settings.mined))  # always, so that a refresh shifts no other draw
+        if self.shortlist is None:
+            return np.zeros(0, np.int64)
+        rows = self.shortlist[documents]
+        filled = (rows >= 0).sum(1)
+        chosen = np.take_along_axis(rows, (drawn * filled[:, None]).astype(np.int64), axis=1)
+        return np.asarray(chosen[filled > 0].ravel(), np.int64)
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        return {} if self.shortlist is None else {"shortlist": self.shortlist}
+
+    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        self.shortlist = state.get("shortlist")  # type: ignore[assignment]

@@ -1,0 +1,54 @@
+"""NGAME: similar documents share a step, so that in-batch negatives are hard (Dahiya et al., WSDM 2023).
+
+Every few epochs the documents are cut into balanced clusters of the current encoder's vectors; an epoch shuffles the
+clusters, lays them end to end and cuts steps. Clusters begin small and double, so negatives get harder as the encoder
+gets better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen.base.clustering import balanced_clusters
+from ramen.base.protocol import BaseAlgorithm, Embed, every
+from ramen.base.sampling import Ints, keyed_rng
+
+
+class Ngame(BaseAlgorithm):
+    """In-batch triplet over clustered documents, followed by a classifier per label."""
+
+    clusters: NDArray[np.int32] | None = None
+    """int32 [n], cluster of each of `problem.documents`."""
+
+    def refresh_due(self, epoch: int) -> bool:
+        return every(epoch, self.settings.refresh_from, self.settings.refresh_every)
+
+    def cluster_size(self, epoch: int) -> int:
+        """Documents per cluster at an epoch: doubles from `base.cluster_size` up to the step's size."""
+        doublings = (epoch - self.settings.refresh_from) // self.settings.cluster_double_every
+        return min(self.settings.cluster_size << min(doublings, 32), self.problem.batch_size)
+
+    def refresh(self, epoch: int, embed: Embed) -> None:
+        vectors = embed("documents")[self.problem.documents]
+        rng = keyed_rng(self.problem.seed, "clusters", epoch)
+        self.clusters = balanced_clusters(vectors, self.cluster_size(epoch), rng)
+
+    def order(self, rng: np.random.Generator) -> Ints:
+        if self.clusters is None:
+            return super().order(rng)
+        place = rng.permutation(int(self.clusters.max()) + 1)[self.clusters]
+        within = rng.random(len(place))
+        return self.problem.documents[np.lexsort((within, place))]
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        return {} if self.clusters is None else {"clusters": self.clusters}
+
+    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        self.clusters = state.get("clusters")  # type: ignore[assignment]
+
+    @property
+    def classifies(self) -> bool:
+        return True

@@ -1,0 +1,78 @@
+"""SiameseXML: steps over labels instead of documents (Dahiya et al., ICML 2021; stage I).
+
+Every label with a document is a row of the epoch, so rare labels are seen as often as frequent ones. Each row draws two
+of its documents; the second stands for the centroid of the label's documents. Negatives are the documents drawn for
+other labels. The encoder is whatever `encoder` says (the paper's is a bag of embeddings).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramen.base.protocol import BaseAlgorithm, Problem
+from ramen.base.sampling import Ints, RowSampler
+from ramen.config import Base as Settings
+from ramen.objective.triplet import Triplet
+
+CENTROID_SHARE = 0.3
+"""Weight of the second document's loss."""
+CEILING, SHARPNESS = 0.9, 1.5
+"""A pair of cosine s is true with probability `CEILING * exp(SHARPNESS * (s - 1))`: c and d of the release."""
+
+
+class SiameseXml(BaseAlgorithm):
+    """Label-wise steps."""
+
+    documents_per_row = 2
+
+    def __init__(self, problem: Problem, settings: Settings, triplet: Triplet) -> None:
+        super().__init__(problem, settings, triplet)
+        kept = np.zeros(problem.y.shape[0], bool)
+        kept[problem.documents] = True
+        of_label = problem.y.tocsc()
+        rows = of_label.indices
+        of_label = of_label.T.tocsr()
+        keep = kept[rows]
+        indptr = np.concatenate([[0], np.cumsum(keep)])[of_label.indptr]
+        self._documents = RowSampler(indptr, of_label.indices[keep])
+        self._labels = np.flatnonzero(np.diff(indptr))
+
+    @property
+    def rows(self) -> int:
+        return len(self._labels)
+
+    def order(self, rng: np.random.Generator) -> Ints:
+        return rng.permutation(self._labels)
+
+    def pairs(self, rows: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        drawn = [self._documents.draw(rows, rng)[1] for _ in range(2)]
+        return np.concatenate(drawn), np.concatenate([rows, rows])
+
+    def loss(self, scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor) -> Tensor:
+        half = len(positive_B) // 2
+        first, second = (
+            _contrast(scores_BL[part], positive_B[part], mask_BL[part], self.triplet.hardest)
+            for part in (slice(0, half), slice(half, None))
+        )
+        return (1 - CENTROID_SHARE) * first + CENTROID_SHARE * second
+
+
+def _contrast(scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor, hardest: int) -> Tensor:
+    """Negative log-likelihood, label by label: of its document being true and the hardest others false.
+
+    Args:
+        scores_BL: float [B, L], one document per label.
+        positive_B: int64 [B], the label of each document.
+        mask_BL: bool [B, L], true or ignored pairs.
+        hardest: negatives kept per label; 0 = all.
+    """
+    logs_BL = SHARPNESS * (scores_BL.float() - 1.0) + math.log(CEILING)
+    mask_BL = mask_BL.scatter(1, positive_B[:, None], True)
+    pull = -logs_BL.gather(1, positive_B[:, None]).sum()
+    kept = min(hardest or len(logs_BL), len(logs_BL))
+    push = -torch.log1p(-logs_BL.masked_fill(mask_BL, -math.inf).topk(kept, dim=0).values.exp())
+    return (pull + push.sum() / max(kept, 1)) / max(len(positive_B), 1)

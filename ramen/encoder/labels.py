@@ -1,0 +1,70 @@
+"""Vectors by which labels are ranked: their texts' vectors, with what a model learnt per label beside the text.
+
+A model folder may hold label offsets (DEXA) and a classifier per label (NGAME's second stage). Both end up in one
+vector per label, so that retrieval stays one inner product: offsets are added before the norm is taken, and a
+document's fused score, `(1 - share) * encoder + share * classifier`, is linear in the document's vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from ramen.encoder.model import SentenceEncoder
+
+OFFSETS_FILE = "label_offsets.safetensors"
+CLASSIFIER_FILE = "classifier.safetensors"
+
+Vectors = NDArray[np.float32]
+
+
+def write_offsets(folder: Path, table: Vectors, row_of: NDArray[np.int64]) -> None:
+    """Write label offsets: `table` float32 [K, D], `row_of` int64 [L]."""
+    save_file({"table": table, "row_of": row_of}, folder / OFFSETS_FILE)
+
+
+def write_classifier(folder: Path, weight: Vectors, share: float) -> None:
+    """Write classifiers: `weight` float32 [L, D], unit norm; `share` of the classifier in the fused score."""
+    save_file({"weight": weight, "share": np.array([share], np.float32)}, folder / CLASSIFIER_FILE)
+
+
+def read_offsets(folder: Path) -> dict[str, NDArray[np.generic]] | None:
+    """`table` and `row_of` of a model folder, None if it has no offsets."""
+    path = folder / OFFSETS_FILE
+    return load_file(path) if path.is_file() else None
+
+
+def has_classifier(folder: Path) -> bool:
+    """Whether a model folder holds classifiers."""
+    return (folder / CLASSIFIER_FILE).is_file()
+
+
+def encode_labels(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> Vectors:
+    """Vectors of labels by the encoder alone, offsets included: float32 [L, D], unit norm."""
+    vectors = encoder.encode(texts)
+    offsets = read_offsets(folder)
+    if offsets is None:
+        return vectors
+    moved = vectors + np.asarray(offsets["table"], np.float32)[np.asarray(offsets["row_of"])]
+    return np.asarray(moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-12), np.float32)
+
+
+def fused_labels(folder: Path, vectors: Vectors) -> Vectors:
+    """Vectors whose inner product with a document is the fused score; `vectors` themselves without a classifier.
+
+    Args:
+        folder: the model.
+        vectors: float32 [L, D] from `encode_labels`.
+
+    Returns:
+        float32 [L, D], of norm at most 1.
+    """
+    if not has_classifier(folder):
+        return vectors
+    found = load_file(folder / CLASSIFIER_FILE)
+    share = np.float32(found["share"][0])
+    return np.asarray((1 - share) * vectors + share * found["weight"], np.float32)
