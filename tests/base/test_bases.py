@@ -1,0 +1,193 @@
+"""Base algorithms: what every one of them keeps, and what sets each apart, against brute force and golden values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ramen.base import BASES, make_base
+from ramen.base.clustering import balanced_clusters
+from ramen.base.dexa import Dexa, shared_rows
+from ramen.base.mining import shortlists
+from ramen.base.ngame import Ngame
+from ramen.base.protocol import BaseAlgorithm
+from ramen.base.protocol import Problem as BaseProblem
+from ramen.config import Base
+from ramen.data.dataset import Problem
+from ramen.errors import ConfigError
+from ramen.objective.softmax import decoupled_softmax
+from ramen.objective.triplet import Triplet
+from ramen.training.batches import StepSampler
+
+SCORES = torch.tensor([[0.8, 0.7, 0.2], [0.6, 0.5, 0.4], [0.1, 0.9, 0.3]])
+KNOWN = torch.eye(3, dtype=torch.bool)
+KNOWN[2, 1] = True
+EARLY = {"refresh_from": 1, "refresh_every": 1, "cluster_double_every": 1, "offset_heads": 2, "shortlist": 5}
+
+
+def told(problem: Problem, batch_size: int = 16, dimension: int = 8) -> BaseProblem:
+    texts = np.unique(problem.labels.texts, return_inverse=True)[1]
+    documents = np.flatnonzero(np.diff(problem.y_train.indptr))
+    return BaseProblem(documents, problem.y_train, problem.filter_train, texts, batch_size, dimension)
+
+
+def made(name: str, problem: Problem, **knobs: object) -> BaseAlgorithm:
+    settings = Base.model_validate({"name": name, **EARLY, **knobs})
+    return make_base(settings, told(problem), Triplet())
+
+
+def unit(rows: int, dimension: int, seed: int) -> np.ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((rows, dimension)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def refreshed(base: BaseAlgorithm, problem: Problem, epoch: int = 1) -> BaseAlgorithm:
+    vectors = {"documents": unit(len(problem.train), 8, 1), "labels": unit(len(problem.labels), 8, 2)}
+    base.refresh(epoch, lambda role: vectors[role])
+    return base
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("fresh", [True, False])
+def test_every_base_visits_every_row_once_with_true_pairs_and_no_known_negative(
+    name: str, fresh: bool, tiny_problem: Problem
+) -> None:
+    base = made(name, tiny_problem)
+    if fresh:
+        refreshed(base, tiny_problem)
+    sampler = StepSampler(base, 16, seed=3)
+    order = sampler.epoch_order(2)
+    assert len(np.unique(order)) == len(order) == base.rows
+    true, known = tiny_problem.y_train.toarray() > 0, (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+    for index in range(sampler.steps_per_epoch):
+        step = sampler.step(order, 2, index)
+        assert len(step.documents) == base.documents_per_row * len(order[index * 16 : index * 16 + 16])
+        assert true[step.documents, step.labels[step.positive]].all()
+        np.testing.assert_array_equal(step.labels, np.unique(step.labels))
+        assert (step.mask >= known[step.documents][:, step.labels]).all()
+        scores = torch.from_numpy(unit(len(step.documents), 8, 5) @ unit(len(step.labels), 8, 6).T).requires_grad_()
+        loss = base.loss(scores, torch.from_numpy(step.positive), torch.from_numpy(step.mask))
+        loss.backward()
+        assert torch.isfinite(loss) and torch.isfinite(scores.grad).all()
+        assert not scores.grad[torch.from_numpy(step.mask) & ~_at(step.positive, scores)].any(), "known pairs are left"
+
+
+def _at(positive: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(scores.shape, dtype=torch.bool).scatter(1, torch.from_numpy(positive)[:, None], True)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_state_brings_back_the_same_steps(name: str, tiny_problem: Problem) -> None:
+    base = refreshed(made(name, tiny_problem), tiny_problem)
+    again = made(name, tiny_problem)
+    again.restore(base.state())
+    for epoch in (1, 2):
+        a, b = StepSampler(base, 16, 0), StepSampler(again, 16, 0)
+        np.testing.assert_array_equal(a.epoch_order(epoch), b.epoch_order(epoch))
+        x, y = a.step(a.epoch_order(epoch), epoch, 0), b.step(b.epoch_order(epoch), epoch, 0)
+        np.testing.assert_array_equal(x.labels, y.labels)
+    encoded = torch.from_numpy(unit(30, 8, 4))
+    assert torch.equal(base.label_vectors(encoded, np.arange(30)), again.label_vectors(encoded, np.arange(30)))
+
+
+def test_a_name_that_is_none_says_which_was_meant(tiny_problem: Problem) -> None:
+    with pytest.raises(ConfigError, match=r"base\.name = 'ngam': unknown .*did you mean ngame\?"):
+        made("ngam", tiny_problem)
+
+
+def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_ones(tiny_problem: Problem) -> None:
+    problem = told(tiny_problem)
+    twins = BaseProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, 16)  # labels in twos
+    documents, labels = unit(60, 8, 1), unit(30, 8, 2)
+    found = shortlists(twins, documents, labels, 5)
+    known = problem.known.toarray() > 0
+    for row in range(60):
+        own = set(twins.label_texts[np.flatnonzero(problem.y.toarray()[row])])
+        order = [
+            label
+            for label in np.argsort(-documents[row] @ labels.T, kind="stable")
+            if not known[row, label] and twins.label_texts[label] not in own
+        ]
+        assert found[row].tolist() == order[:5]
+    assert shortlists(problem, documents, labels, 29)[0][-1] == -1, "padded when fewer are left"
+
+
+def test_ance_adds_mined_labels_only_once_it_has_mined(tiny_problem: Problem) -> None:
+    base = made("ance", tiny_problem, mined=2)
+    rng = np.random.default_rng(0)
+    assert not base.refresh_due(0) and base.refresh_due(1)
+    assert len(base.negatives(np.arange(10), rng)) == 0
+    refreshed(base, tiny_problem)
+    drawn = base.negatives(np.arange(10), rng).reshape(10, 2)
+    assert all(set(row) <= set(base.shortlist[i]) for i, row in enumerate(drawn))  # type: ignore[attr-defined]
+    a, b = (StepSampler(refreshed(made(n, tiny_problem, mined=0), tiny_problem), 16, 0) for n in ("ance", "inbatch"))
+    x, y = a.step(a.epoch_order(1), 1, 0), b.step(b.epoch_order(1), 1, 0)
+    np.testing.assert_array_equal(x.labels, y.labels)
+
+
+@pytest.mark.parametrize(("count", "size"), [(64, 8), (100, 7), (37, 5), (5, 1), (3, 10), (1, 1)])
+def test_clusters_are_balanced(count: int, size: int) -> None:
+    clusters = balanced_clusters(unit(count, 6, 0), size, np.random.default_rng(0))
+    sizes = np.bincount(clusters)
+    assert sizes.sum() == count and sizes.max() - sizes.min() <= 1
+    assert len(sizes) & (len(sizes) - 1) == 0, "a power of two"
+
+
+def test_clusters_find_planted_groups() -> None:
+    groups = np.arange(64) % 8
+    vectors = unit(8, 16, 0)[groups] + 0.05 * unit(64, 16, 1)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    clusters = balanced_clusters(vectors.astype(np.float32), 8, np.random.default_rng(0))
+    purity = np.mean([np.bincount(groups[clusters == c]).max() / 8 for c in range(8)])
+    assert purity > 0.85
+
+
+def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_problem: Problem) -> None:
+    base = made("ngame", tiny_problem, cluster_size=4)
+    assert isinstance(base, Ngame)
+    assert [base.cluster_size(epoch) for epoch in (1, 2, 3, 9)] == [4, 8, 16, 16]
+    vectors = unit(60, 8, 1)
+    refreshed(base, tiny_problem, epoch=3)
+    order = base.order(np.random.default_rng(0))
+    assert sorted(order) == list(range(60))
+
+    def within(rows: np.ndarray) -> float:
+        blocks = [rows[i : i + 15] for i in range(0, 60, 15)]
+        return float(np.mean([(vectors[b] @ vectors[b].T).mean() for b in blocks]))
+
+    shuffled = np.mean([within(np.random.default_rng(i).permutation(60)) for i in range(20)])
+    assert within(order) > shuffled + 0.05
+
+
+def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Problem) -> None:
+    base = refreshed(made("dexa", tiny_problem, labels_per_offset=3), tiny_problem)
+    assert isinstance(base, Dexa)
+    encoded = torch.from_numpy(unit(30, 8, 4))
+    assert torch.allclose(base.label_vectors(encoded, np.arange(30)), encoded, atol=1e-6)
+    rows = base.offsets.row_of.numpy()
+    heads = np.argsort(-np.asarray(tiny_problem.y_train.sum(0)).ravel(), kind="stable")[:2]
+    assert all((rows == rows[head]).sum() == 1 for head in heads)
+    assert base.offsets.table.shape == (shared_rows(30, 3, 2) + 2, 8) and len(np.unique(rows)) < 30
+    twins = np.flatnonzero(rows == np.bincount(rows).argmax())[:2]
+    base.offsets.table.data += 1
+    moved = base.label_vectors(encoded, np.arange(30))
+    assert rows[twins[0]] == rows[twins[1]]
+    torch.testing.assert_close(moved[twins], torch.nn.functional.normalize(encoded[twins] + 1, dim=1))
+
+
+def test_decoupled_softmax_golden_values() -> None:
+    rows = [float(decoupled_softmax(SCORES[i : i + 1], KNOWN[i : i + 1], KNOWN[i : i + 1], 0.5)) for i in range(3)]
+    assert rows == pytest.approx([0.751381, 1.111901, 0.348458], abs=1e-6)
+    assert float(decoupled_softmax(SCORES, KNOWN, KNOWN, 0.5)) == pytest.approx(0.737247, abs=1e-6)
+
+
+def test_decoupled_softmax_is_cross_entropy_for_one_positive_and_stays_finite() -> None:
+    positives = torch.eye(3, dtype=torch.bool)
+    ordinary = torch.nn.functional.cross_entropy(SCORES / 0.5, torch.arange(3))
+    assert float(decoupled_softmax(SCORES, positives, positives, 0.5)) == pytest.approx(float(ordinary), abs=1e-6)
+    steep = (SCORES * 2 - 1).requires_grad_()
+    loss = decoupled_softmax(steep, positives, KNOWN, 1e-3)
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(steep.grad).all()
+    assert float(decoupled_softmax(SCORES, torch.ones(3, 3, dtype=torch.bool), KNOWN, 0.5)) == 0

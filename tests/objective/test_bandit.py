@@ -1,0 +1,101 @@
+"""The bandit: its estimators against the derivative they estimate, the defect of the published one, its safeguards."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ramen.config import Bandit as Settings
+from ramen.objective.bandit import Bandit
+
+
+def bandit(seed: int = 0, initial: dict[str, float] | None = None, **knobs: Any) -> Bandit:
+    settings = Settings.model_validate({"enabled": True, **knobs})
+    return Bandit(settings, initial or {"a": 0.5}, lambda window: np.random.default_rng([seed, window]))
+
+
+def run(tuner: Bandit, loss: Any, windows: int) -> list[dict[str, float]]:
+    path = []
+    for _ in range(windows * tuner.settings.period):
+        if tuner.observe(loss(tuner.weights)):
+            path.append(dict(tuner.means))
+    return path
+
+
+@pytest.mark.parametrize(("estimator", "baseline"), [("rademacher", False), ("stein", False)])
+def test_estimates_are_unbiased(estimator: str, baseline: bool) -> None:
+    tuner = bandit(estimator=estimator, baseline=baseline, safeguards=False)
+    sigma, rng = 0.1, np.random.default_rng(1)
+    z = sigma * (rng.choice((-1.0, 1.0), 200_000) if estimator == "rademacher" else rng.standard_normal(200_000))
+    estimates = np.array([tuner.slope(2 + 3 * value, value) for value in z])
+    assert abs(estimates.mean() - 3) < 3 * estimates.std() / np.sqrt(len(z))
+
+
+def test_the_printed_estimator_equals_rademachers_on_signs_and_has_wild_tails_on_gaussians() -> None:
+    paper, signs = bandit(estimator="paper"), bandit(estimator="rademacher")
+    assert all(paper.slope(0.7, z) == signs.slope(0.7, z) for z in (-0.1, 0.1))
+    z = 0.1 * np.random.default_rng(0).standard_normal(1000)
+    steps = np.abs([paper.slope(0.7, value) for value in z])
+    assert steps.max() / np.median(steps) > 100
+    assert paper.slope(0.7, 0.0) == 0
+
+
+def test_the_published_feedback_drives_weights_below_zero_and_a_floor_holds_them() -> None:
+    """The weighted loss contains λ R: its slope is R > 0 whatever R is worth."""
+    settings = {"period": 1, "baseline": False, "sigma": 0.1, "lr": 0.01}
+    ends = [
+        run(bandit(seed, safeguards=False, **settings), lambda w: 0.2 + w["a"] * 0.2, 400)[-1]["a"]
+        for seed in range(200)
+    ]
+    assert np.mean(ends) < 0 and np.mean(ends) < 0.5 - 3 * np.std(ends) / np.sqrt(len(ends))
+    held = run(bandit(0, lambda_min=0.05, **settings), lambda w: 0.2 + w["a"] * 0.2, 400)
+    assert min(step["a"] for step in held) >= 0.05
+
+
+def test_one_update_per_window_and_steps_are_bounded() -> None:
+    tuner = bandit(period=30, max_step=0.02, baseline=False, lr=1.0)
+    ends = [step for step in range(1, 301) if tuner.observe(0.3)]
+    assert ends == list(range(30, 301, 30))
+    path = [0.5] + [step["a"] for step in run(bandit(period=1, max_step=0.02, baseline=False, lr=1.0), lambda w: 1, 50)]
+    assert np.abs(np.diff(path)).max() <= 0.02 + 1e-12
+
+
+def test_weights_that_are_off_stay_off_and_perturbed_ones_stay_in_bounds() -> None:
+    tuner = bandit(initial={"on": 0.02, "off": 0.0}, period=1, lambda_min=0.01)
+    for _ in range(100):
+        assert tuner.weights["off"] == 0 and tuner.weights["on"] >= 0.01
+        tuner.observe(0.5)
+
+
+def test_a_fixed_sum_stays() -> None:
+    tuner = bandit(initial={"task": 1.0, "a": 0.1, "b": 0.3}, period=1, gauge="fixed_sum", lr=0.1)
+    run(tuner, lambda w: w["a"] - w["b"], 50)
+    assert sum(tuner.means.values()) == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize("estimator", ["rademacher", "paper", "stein", "reward"])
+def test_it_lowers_what_hurts_and_raises_what_helps(estimator: str) -> None:
+    settings = {"estimator": estimator, "period": 1, "lr": 0.02, "sigma": 0.1}
+    start = {"good": 0.5, "noise": 0.5}
+    ends = [
+        run(bandit(seed, start, **settings), lambda w: 0.5 - 0.3 * w["good"] + 0.3 * w["noise"], 300)[-1]
+        for seed in range(20)
+    ]
+    assert np.mean([end["good"] for end in ends]) > 0.6 > 0.4 > np.mean([end["noise"] for end in ends])
+
+
+def test_a_restored_bandit_goes_the_same_way() -> None:
+    whole = bandit(period=3)
+    parts = bandit(period=3)
+    feedback = np.random.default_rng(0).random(100)
+    for i, value in enumerate(feedback):
+        whole.observe(value)
+        parts.observe(value)
+        if i == 49:
+            state = json.loads(json.dumps(parts.state()))
+            parts = bandit(period=3)
+            parts.restore(state)
+    assert whole.means == parts.means and whole.weights == parts.weights
