@@ -103,6 +103,16 @@ class Objective(Section):
     lambda_document: float = knob(0.1, "weight of each document-side regulariser", "R-ICLR 3", ge=0)
     lambda_label: float = knob(0.1, "weight of each label-side regulariser", "R-ICLR 3", ge=0)
     lambdas: dict[str, float] = knob({}, "weight of single regularisers by name, e.g. {depends.label: 0.3}")
+    symmetric: bool = knob(
+        True,
+        "regularise in both directions: rows rank anchors (as published) and anchors rank rows (as the task does)",
+    )
+    further_labels: float = knob(
+        0.5,
+        "labels drawn uniformly into each step beside those of its documents, as a share of the documents, so that "
+        "rare labels are regularised too; 0 = none, as published",
+        ge=0,
+    )
     anchor_pool: Literal["union", "separate"] = knob(
         "union", "negatives of a regulariser: the anchors chosen by both sides, or by its own side", "R-ICLR"
     )

@@ -30,12 +30,19 @@ Sampling = Literal["uniform", "inverse_sqrt_degree"]
 
 @dataclass(frozen=True)
 class SideLinks:
-    """Links of one side to a set's pool: `rows` int64 [R] batch positions with an anchor, `positive` int64 [R]
-    columns, `mask` bool [R, A]."""
+    """Links of one side to a set's pool, as `objective.regulariser.Links` describes them.
+
+    Attributes:
+        rows, positive: int64 [R].
+        mask: bool [B, A] over all documents, or all labels, of the step.
+        drawn, row: int64 [C].
+    """
 
     rows: Ints
     positive: Ints
     mask: Bools
+    drawn: Ints
+    row: Ints
 
 
 @dataclass(frozen=True)
@@ -120,19 +127,29 @@ class SetSampler:
         """A generator of this set's own for one step and purpose."""
         return keyed_rng(seed, f"anchors/{self.name}{purpose}", *position)
 
-    def batch(self, rows: Mapping[str, Ints], drawn: Draws, pool: Ints, place: Ints, separate: bool) -> AnchorBatch:
-        """Links of the batch to the anchors of `pool` (sorted); rows that drew another anchor have none.
+    def batch(
+        self, step: Mapping[str, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator, separate: bool
+    ) -> AnchorBatch:
+        """Links of the step to the anchors of `pool` (sorted); rows that drew another anchor have none.
 
-        `place` int64: where each label row stands among the labels of the step.
+        Args:
+            step: side -> all documents or labels of the step.
+            drawn: side -> (places in `step`, anchors).
+            pool: int64 [A].
+            rng: chooses a row for each anchor.
+            separate: a side's negatives are its own anchors only.
         """
         links: dict[str, SideLinks | None] = {"train": None, "labels": None}
-        for side, (kept, anchors) in drawn.items():
+        for side, (places, anchors) in drawn.items():
             inside = np.isin(anchors, pool)
-            kept, anchors = kept[inside], anchors[inside]
-            mask = self.masks[side](rows[side][kept], pool)
+            places, anchors = places[inside], anchors[inside]
+            mask = self.masks[side](step[side], pool)
             if separate:
                 mask |= ~np.isin(pool, anchors)[None, :]
-            links[side] = SideLinks(kept if side == "train" else place[kept], np.searchsorted(pool, anchors), mask)
+            positive = np.searchsorted(pool, anchors)
+            shuffled = rng.permutation(len(positive))
+            columns, first = np.unique(positive[shuffled], return_index=True)
+            links[side] = SideLinks(places, positive, mask, columns, places[shuffled[first]])
         return AnchorBatch(pool, links["train"], links["labels"])
 
 
@@ -146,6 +163,7 @@ class StepSampler:
         separate_pools: each side's negatives are its own anchors only.
         shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
         anchor_budget: distinct anchors of a step at most, as a share of its documents and labels; 0 = no limit.
+        further_labels: labels with an anchor that are drawn uniformly into each step, as a share of its rows.
     """
 
     def __init__(
@@ -156,6 +174,7 @@ class StepSampler:
         separate_pools: bool = False,
         shared_draws: bool = False,
         anchor_budget: float = 0.0,
+        further_labels: float = 0.0,
     ) -> None:
         self.base = base
         self.batch_size = batch_size
@@ -163,6 +182,8 @@ class StepSampler:
         self.separate_pools = separate_pools
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
+        self.further_labels = further_labels
+        self._anchored: Ints = np.zeros(0, np.int64)
         self.label_texts = base.problem.label_texts
         self.sets: list[SetSampler] = []
 
@@ -179,6 +200,8 @@ class StepSampler:
             for name in sorted(pruned)
             if any(on[name].values())
         ]
+        linked = [np.flatnonzero(np.diff(pruned[s.name]["labels"].indptr)) for s in self.sets if "labels" in s.draws]
+        self._anchored = np.unique(np.concatenate([np.zeros(0, np.int64), *linked]))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -195,21 +218,28 @@ class StepSampler:
         rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         documents, chosen = self.base.pairs(rows, keyed_rng(self.seed, "positives", epoch, index))
         further = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
-        sampled = np.unique(chosen)
-        labels = np.union1d(sampled, further)
+        # a label that few documents have is hardly ever chosen; drawn uniformly, it is regularised all the same
+        pulled = np.union1d(chosen, self._further((epoch, index)))
+        labels = np.union1d(pulled, further)
         positive = np.searchsorted(labels, chosen)
         mask = self.base.known(documents, labels)
         texts = self.label_texts[labels]
         mask |= texts[None, :] == self.label_texts[chosen][:, None]
-        anchors = self._anchors({"train": documents, "labels": sampled}, labels, (epoch, index))
+        anchors = self._anchors({"train": documents, "labels": pulled}, labels, (epoch, index))
         return Step(documents, labels, positive, mask, anchors)
 
-    def _anchors(self, rows: Mapping[str, Ints], columns: Ints, position: tuple[int, int]) -> dict[str, AnchorBatch]:
+    def _further(self, position: tuple[int, int]) -> Ints:
+        count = min(round(self.further_labels * self.batch_size), len(self._anchored))
+        if not count:
+            return np.zeros(0, np.int64)
+        return keyed_rng(self.seed, "further", *position).choice(self._anchored, count, replace=False)
+
+    def _anchors(self, rows: Mapping[str, Ints], labels: Ints, position: tuple[int, int]) -> dict[str, AnchorBatch]:
         """Anchors of a step.
 
         Args:
-            rows: side -> items that are pulled: documents, and the labels chosen for them.
-            columns: all labels of the step, sorted; the chosen ones are where their links point.
+            rows: side -> items that are pulled: documents, and the labels chosen for them or drawn beside.
+            labels: all labels of the step, sorted.
             position: epoch and step.
         """
         drawn = {sampler.name: sampler.draw(rows, self.seed, position) for sampler in self.sets}
@@ -218,5 +248,11 @@ class StepSampler:
             most = int(self.anchor_budget * sum(map(len, rows.values())))
             keys = {s.name: int(s.rng(self.seed, position, "/budget").integers(2**63)) for s in self.sets}
             pools = within_budget(pools, keys, most)
-        place = np.searchsorted(columns, rows["labels"])
-        return {s.name: s.batch(rows, drawn[s.name], pools[s.name], place, self.separate_pools) for s in self.sets}
+        place = {"train": np.arange(len(rows["train"])), "labels": np.searchsorted(labels, rows["labels"])}
+        step = {"train": rows["train"], "labels": labels}
+        made = {}
+        for s in self.sets:
+            at = {side: (place[side][kept], anchors) for side, (kept, anchors) in drawn[s.name].items()}
+            rng = s.rng(self.seed, position, "/rows")
+            made[s.name] = s.batch(step, at, pools[s.name], rng, self.separate_pools)
+        return made

@@ -53,6 +53,7 @@ class Trainer:
         sampler: builds the steps.
         base: the task loss.
         triplet: the regularisers' loss.
+        symmetric: regularise in both directions.
         weights: λ by term name: "task", "<set>.document", "<set>.label".
         learning_rate: global step -> learning rate.
         clip_norm: gradients are clipped to this norm; 0 = off.
@@ -76,6 +77,7 @@ class Trainer:
     sampler: StepSampler
     base: BaseAlgorithm
     triplet: Triplet
+    symmetric: bool
     weights: dict[str, float]
     learning_rate: Callable[[int], float]
     clip_norm: float
@@ -221,7 +223,8 @@ class Trainer:
             a_AD = vectors_of[f"anchors/{name}"]
             for side, rows, links in (("document", x_BD, batch.document), ("label", z_LD, batch.label)):
                 if links is not None:
-                    terms[f"{name}.{side}"] = regulariser(rows, a_AD, _links(links, rows.device), self.triplet)
+                    here = _links(links, rows.device)
+                    terms[f"{name}.{side}"] = regulariser(rows, a_AD, here, self.triplet, self.symmetric)
         return terms, accuracy
 
     def _dropout_seed(self) -> int:
@@ -300,7 +303,8 @@ def _tensor(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) 
 
 
 def _links(links: SideLinks, device: torch.device) -> Links:
-    return Links(_tensor(links.rows, device), _tensor(links.positive, device), _tensor(links.mask, device))
+    arrays = (links.rows, links.positive, links.mask, links.drawn, links.row)
+    return Links(*(_tensor(array, device) for array in arrays))
 
 
 def linear_schedule(peak: float, warmup_steps: int, total_steps: int) -> Callable[[int], float]:

@@ -124,6 +124,7 @@ class Session:
             objective.anchor_pool == "separate",
             objective.anchor_reuse,
             objective.anchor_budget,
+            objective.further_labels,
         )
         # one module, so that checkpoints and the optimiser's state name every parameter
         own = {} if base.module is None else {"base": base.module}
@@ -141,6 +142,7 @@ class Session:
             sampler,
             base,
             triplet,
+            objective.symmetric,
             weights,
             schedule,
             settings.clip_norm,

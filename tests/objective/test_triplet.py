@@ -72,10 +72,33 @@ def test_a_row_without_an_anchor_gets_no_gradient_from_the_regulariser() -> None
     rows = torch.nn.functional.normalize(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     anchors = torch.nn.functional.normalize(torch.randn(2, 4, generator=torch.Generator().manual_seed(1)), dim=1)
     rows, anchors = rows.requires_grad_(), anchors.requires_grad_()
-    links = Links(torch.tensor([0, 2]), torch.tensor([1, 0]), torch.tensor([[False, True], [True, False]]))
+    mask = torch.tensor([[False, True], [False, False], [True, False]])
+    links = Links(torch.tensor([0, 2]), torch.tensor([1, 0]), mask, torch.tensor([0, 1]), torch.tensor([2, 0]))
     regulariser(rows, anchors, links, Triplet(margin=2.0)).backward()
     assert rows.grad is not None and anchors.grad is not None
     assert bool((rows.grad[1] == 0).all()) and bool((rows.grad[0] != 0).any()) and bool((anchors.grad != 0).any())
+
+
+def test_the_symmetric_regulariser_is_the_mean_of_both_directions_and_lets_other_rows_compete() -> None:
+    rows = torch.nn.functional.normalize(torch.randn(4, 6, generator=torch.Generator().manual_seed(2)), dim=1)
+    anchors = torch.nn.functional.normalize(torch.randn(3, 6, generator=torch.Generator().manual_seed(3)), dim=1)
+    mask = torch.tensor([[1, 0, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0]]).bool()  # row 2 has no anchor at all
+    links = Links(torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1]), mask, torch.tensor([0, 1]), torch.tensor([1, 3]))
+    scores, margin = (rows @ anchors.T).numpy(), 0.3
+
+    def hinge(positive: float, negatives: list[float]) -> float:
+        return sum(max(0.0, n - positive + margin) for n in negatives) / len(negatives)
+
+    forth = [
+        hinge(scores[0, 0], [scores[0, 1], scores[0, 2]]),
+        hinge(scores[1, 0], [scores[1, 1]]),
+        hinge(scores[3, 1], [scores[3, 0], scores[3, 2]]),
+    ]
+    back = [hinge(scores[1, 0], [scores[2, 0], scores[3, 0]]), hinge(scores[3, 1], list(scores[:3, 1]))]
+    triplet = Triplet(margin, reduction="mean")
+    assert float(regulariser(rows, anchors, links, triplet)) == pytest.approx(sum(forth) / 3, abs=1e-6)
+    both = (sum(forth) / 3 + sum(back) / 2) / 2
+    assert float(regulariser(rows, anchors, links, triplet, symmetric=True)) == pytest.approx(both, abs=1e-6)
 
 
 def test_total_weighs_each_term_by_its_name() -> None:

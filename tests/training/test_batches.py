@@ -108,7 +108,10 @@ def test_anchors_come_from_the_pruned_graph_and_masks_from_the_unpruned(tiny_pro
                 kept = sampler.pruned[name][side]  # type: ignore[attr-defined]
                 rows = items[links.rows]
                 assert (kept.csr().toarray()[rows, batch.pool[links.positive]] > 0).all()
-                np.testing.assert_array_equal(links.mask, unpruned.toarray()[rows][:, batch.pool] > 0)
+                np.testing.assert_array_equal(links.mask, unpruned.toarray()[items][:, batch.pool] > 0)
+                np.testing.assert_array_equal(links.drawn, np.unique(links.positive))
+                drew = {*zip(links.rows.tolist(), links.positive.tolist(), strict=True)}
+                assert drew >= {*zip(links.row.tolist(), links.drawn.tolist(), strict=True)}
                 assert set(items) - set(rows) == {i for i in items if kept.indptr[i] == kept.indptr[i + 1]}
 
 
@@ -227,3 +230,21 @@ def test_a_step_keeps_its_budget_and_its_links_stay_true(tiny_problem: Problem) 
                 assert (matrix.toarray()[rows, batch.pool[links.positive]] > 0).all()
                 pulled |= {(name, anchor) for anchor in batch.pool.tolist()}
     assert len(pulled) > 5, "which anchors are left out changes from step to step"
+
+
+def test_further_labels_are_drawn_uniformly_regularised_and_compete(tiny_problem: Problem) -> None:
+    sampler = with_graphs(sampler_of(tiny_problem, further_labels=0.5), tiny_problem)
+    plain = with_graphs(sampler_of(tiny_problem), tiny_problem)
+    known = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+    seen = np.zeros(30, int)
+    for epoch in range(200):
+        step, bare = (s.step(s.epoch_order(0), epoch, 0) for s in (sampler, plain))
+        np.testing.assert_array_equal(step.documents, bare.documents)
+        np.testing.assert_array_equal(step.labels[step.positive], bare.labels[bare.positive])
+        beside = np.setdiff1d(step.labels, bare.labels)
+        assert len(beside) <= 8 and set(bare.labels) <= set(step.labels)
+        links = step.anchors["links"].label
+        assert links is not None and set(beside) <= set(step.labels[links.rows])
+        np.testing.assert_array_equal(step.mask, known[step.documents][:, step.labels])
+        seen[step.labels] += 1
+    assert seen[29] > 20, "the last label has no document: only so is it ever pulled to its anchors"
