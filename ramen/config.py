@@ -48,6 +48,13 @@ class Data(Section):
         "auto", "xc: fields that make a text; auto = title if the folder's name contains 'Titles'", "ngame"
     )
     encoding: str = knob("utf-8", "xc: encoding of raw text files (released files are sometimes latin-1)", "ngame")
+    unseen_labels: float = knob(
+        0.0,
+        "zero-shot: share of the labels hidden in training (their pairs and graph edges), the only candidates at test",
+        "R-ICLR T12",
+        ge=0,
+        lt=1,
+    )
     max_documents: int = knob(0, "keep at most this many documents, chosen by seed; 0 = all", ge=0)
     test_fraction: float = knob(0.2, "debian: share of source packages held out for test", gt=0, lt=1)
     seed: int = knob(0, "seed of the split and of the subset", ge=0)
@@ -61,6 +68,7 @@ class Walk(Section):
     top_k: int = knob(10, "neighbours kept per anchor, beside itself", "pyxclib", ge=1)
     max_new: int = knob(10, "new anchors added to a row at most; original edges always stay", ge=0)
     degree_cap: int = knob(500, "rows and anchors of a higher degree are left out of the walk", "pyxclib", ge=1)
+    volume: float = knob(1.0, "share of the raw edges kept, nested: 0.2 is part of 0.5", "R-ICLR T7", gt=0, le=1)
     hub_cap: int = knob(0, "anchors with more edges than this are removed altogether; 0 = none", ge=0)
     drop_label_anchors: bool = knob(False, "strict: drop document edges to anchors that are its own labels")
     threads: int = knob(0, "threads of the walk; 0 = all cores (the result does not depend on it)", ge=0)
@@ -90,6 +98,13 @@ class Objective(Section):
     """Task loss and graph regularisers."""
 
     graphs: bool = knob(True, "regularise with the metadata graphs; false = the plain base algorithm")
+    anchor_sets: list[str] = knob([], "regularise with these anchor sets only; empty = all", "R-ICLR T10")
+    augment_labels: bool = knob(
+        False,
+        "ablation AugGT: a document and a label that share an anchor count as a true pair (anchors of at most 500 "
+        "edges, 10 new labels per document)",
+        "R-ICLR T5",
+    )
     margin: float = knob(0.3, "margin of every triplet term", "R-ICLR T16", ge=0, le=2)
     hardest: int = knob(10, "hardest negatives kept per row; 0 = all", "ngame", ge=0)
     temperature: float = knob(0.1, "softmax temperature of the negatives' weights", "ngame", gt=0)
@@ -140,7 +155,7 @@ class Objective(Section):
 
     def weight(self, anchor_set: str, side: Literal["document", "label"]) -> float:
         """The initial λ of one regulariser; 0 when graphs are off."""
-        if not self.graphs:
+        if not self.graphs or (self.anchor_sets and anchor_set not in self.anchor_sets):
             return 0.0
         default = self.lambda_document if side == "document" else self.lambda_label
         return float(self.lambdas.get(f"{anchor_set}.{side}", default))
@@ -273,6 +288,9 @@ class Scoring(Section):
     quantiles: int = knob(5, "equi-volume label bins in the report", "R-ICLR", ge=1)
     quantile_rule: Literal["pyxclib", "paper"] = knob("pyxclib", "how the bins are cut", "pyxclib")
     chunk: int = knob(4096, "documents scored at a time (bounds memory)", ge=1)
+    links: bool = knob(
+        False, "also rank each set's anchors for the training documents: R@100 of their links", "R-ICLR T6"
+    )
     samples: int = knob(12, "sample predictions in the report", ge=0)
     base: str = knob("", "evaluation artifact of another run (the base), set beside this one in metrics and report")
 

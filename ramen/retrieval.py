@@ -27,7 +27,9 @@ def _faiss() -> Any:
     return faiss
 
 
-def search(documents: Vectors, labels: Vectors, k: int, chunk: int = 4096) -> tuple[NDArray[np.int64], Vectors]:
+def search(
+    documents: Vectors, labels: Vectors, k: int, chunk: int = 4096, candidates: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int64], Vectors]:
     """The k labels of the largest inner product with each document, exactly.
 
     Equal scores are ordered by lower label id, at the cut as well. All GPUs that FAISS sees are used.
@@ -37,6 +39,7 @@ def search(documents: Vectors, labels: Vectors, k: int, chunk: int = 4096) -> tu
         labels: float32 [L, D].
         k: labels per document; beyond L the result is padded.
         chunk: documents scored at a time.
+        candidates: int64 ascending, the labels that compete; None = all.
 
     Returns:
         int64 [N', k] label ids, best first, padded with L; float32 [N', k] scores, padded with -inf.
@@ -45,6 +48,9 @@ def search(documents: Vectors, labels: Vectors, k: int, chunk: int = 4096) -> tu
         MissingExtra: faiss is not installed.
     """
     assert documents.ndim == labels.ndim == 2 and documents.shape[1] == labels.shape[1]
+    if candidates is not None:
+        found, scores = search(documents, labels[candidates], k, chunk)
+        return np.append(candidates, len(labels))[found], scores
     documents = np.ascontiguousarray(documents, np.float32)
     labels = np.ascontiguousarray(labels, np.float32)
     depth = min(k, len(labels))

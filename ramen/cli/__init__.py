@@ -12,6 +12,7 @@ import os
 import click
 
 from ramen.cli import project, runs, use
+from ramen.cli.ablate import ablate
 from ramen.cli.base import CommandGroup
 from ramen.cli.stages import stage_command
 from ramen.stages import STAGES
@@ -23,6 +24,7 @@ Examples:
   ramen ingest --source xc --path DIR          one stage, reading params.yaml
   ramen query "command line mail client" -k 5  ask the published index
   ramen compare                                runs side by side
+  ramen ablate --preset demo --study bases     a study over seeds, as one table
   ramen config --preset debian -o params.yaml  a complete, commented parameter file
 """
 
@@ -42,7 +44,7 @@ cli.add(
     runs.run,
     *(stage_command(stage) for stage in STAGES.values()),
 )
-cli.add("Use", use.query, runs.compare)
+cli.add("Use", use.query, runs.compare, ablate)
 cli.add("Project", project.fetch, project.config, project.compile, project.sync)
 
 

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import scipy.sparse as sp
+from numpy.typing import NDArray
 
 from ramen.artifacts import read_csr, read_texts, write_csr, write_texts
 
 PLACEHOLDER = "[EMPTY]"
 """Text of a document or label that has none, so that pooling has a token to pool."""
+
+
+CANDIDATES_FILE = "candidates.npy"
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Problem:
         filter_train, filter_test: pairs that do not count: ignored as negatives in training, removed from the
             predictions in evaluation; CSR of the same shapes.
         anchor_sets: name -> anchors, in alphabetical order.
+        candidates: int64, ascending: the labels that compete at test (zero-shot); None = all.
     """
 
     train: Texts
@@ -76,6 +82,7 @@ class Problem:
     filter_train: sp.csr_matrix
     filter_test: sp.csr_matrix
     anchor_sets: Mapping[str, AnchorSet] = field(default_factory=dict)
+    candidates: NDArray[np.int64] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -89,6 +96,8 @@ class Problem:
         for name in ("train", "test"):
             write_csr(path / "labels" / f"{name}.npz", getattr(self, f"y_{name}"))
             write_csr(path / "filters" / f"{name}.npz", getattr(self, f"filter_{name}"))
+        if self.candidates is not None:
+            np.save(path / CANDIDATES_FILE, self.candidates)
         for name, anchors in self.anchor_sets.items():
             folder = path / "anchors" / name
             anchors.texts.write(folder / "texts.parquet")
@@ -100,7 +109,7 @@ class Problem:
     @classmethod
     def read(cls, path: Path) -> Problem:
         """Read what `write` wrote, test edges of the anchors excepted."""
-        folders = sorted(folder for folder in (path / "anchors").glob("*") if folder.is_dir())
+        folders = [path / "anchors" / name for name in anchor_set_names(path)]
         return cls(
             **{name: Texts.read(path / "texts" / f"{name}.parquet") for name in ("train", "test", "labels")},
             **{f"y_{name}": read_csr(path / "labels" / f"{name}.npz") for name in ("train", "test")},
@@ -113,4 +122,10 @@ class Problem:
                 )
                 for folder in folders
             },
+            candidates=np.load(path / CANDIDATES_FILE) if (path / CANDIDATES_FILE).is_file() else None,
         )
+
+
+def anchor_set_names(path: Path) -> list[str]:
+    """Names of a dataset's anchor sets, in alphabetical order, without reading them."""
+    return sorted(folder.name for folder in (path / "anchors").glob("*") if folder.is_dir())

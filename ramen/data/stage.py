@@ -8,6 +8,7 @@ from ramen import config
 from ramen.artifacts import Draft
 from ramen.data import sources
 from ramen.data.statistics import counts, headline
+from ramen.data.subset import hide_labels
 from ramen.data.validation import validate
 from ramen.errors import DataError
 from ramen.tracking import Tracker
@@ -27,6 +28,8 @@ def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, fl
         DataError: the raw data are missing or broken; one line per defect.
     """
     problem = sources.read(data)
+    if data.unseen_labels:
+        problem = hide_labels(problem, data.unseen_labels, seed=data.seed)
     track.dataset("raw", sources.fingerprint(data), data.path)
     folder = dataset.path / "validation"
     report = validate(problem, folder)

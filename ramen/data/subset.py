@@ -66,6 +66,50 @@ def restrict(problem: Problem, train: NDArray[np.bool_], test: NDArray[np.bool_]
     )
 
 
+def hide_labels(problem: Problem, fraction: float, *, seed: int) -> Problem:
+    """The zero-shot problem: a random share of the labels unseen in training, and alone to be found at test.
+
+    Unseen labels lose their training pairs and their graph edges; their texts stay. Test documents without an unseen
+    label are dropped, pairs with seen labels do not count, and only unseen labels compete.
+
+    Args:
+        problem: the whole problem.
+        fraction: share of the labels, drawn by hash.
+        seed: key of the hash.
+    """
+    draws = np.array([share(uid, seed=seed, purpose="unseen") for uid in problem.labels.uids])
+    unseen = draws < fraction
+    seen = sp.diags((~unseen).astype(np.float32)).tocsr()
+    hidden = sp.diags(unseen.astype(np.float32)).tocsr()
+    y_test = _nonzero(problem.y_test @ hidden)
+    kept = np.diff(y_test.indptr) > 0
+    sets = {
+        name: replace(
+            anchors,
+            labels=_nonzero(seen @ anchors.labels),
+            test=None if anchors.test is None else anchors.test[kept],
+        )
+        for name, anchors in problem.anchor_sets.items()
+    }
+    return replace(
+        problem,
+        test=pick(problem.test, kept),
+        y_train=_nonzero(problem.y_train @ seen),
+        y_test=y_test[kept],
+        filter_train=_nonzero(problem.filter_train @ seen),
+        filter_test=problem.filter_test[kept],
+        candidates=np.flatnonzero(unseen),
+        anchor_sets=sets,
+    )
+
+
+def _nonzero(matrix: sp.csr_matrix) -> sp.csr_matrix:
+    matrix = sp.csr_matrix(matrix, dtype=np.float32)
+    matrix.eliminate_zeros()
+    matrix.sort_indices()
+    return matrix
+
+
 def pick(texts: Texts, keep: NDArray[np.bool_]) -> Texts:
     """The chosen rows of a list of texts."""
     rows = np.flatnonzero(keep)

@@ -72,6 +72,34 @@ def quantile_figure(
     return figure
 
 
+def gains_figure(
+    rows: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]], panels: Mapping[str, str]
+) -> Figure:
+    """Horizontal bars, a panel per metric, a bar per row of a study with its deviation over seeds.
+
+    Args:
+        rows: name -> (means, deviations) by metric, in percent; drawn from top to bottom.
+        panels: title -> metric.
+    """
+    figure = Figure(figsize=(10.4, 1.1 + 0.34 * len(rows)), layout="constrained")
+    places = np.arange(len(rows))[::-1]
+    for number, (axes, (title, key)) in enumerate(
+        zip(np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True)
+    ):
+        _axes(axes, title)
+        axes.grid(axis="x", color=GRID, linewidth=0.8)
+        axes.grid(axis="y", visible=False)
+        values = [means.get(key, 0.0) for means, _ in rows.values()]
+        spreads = [deviations.get(key, 0.0) for _, deviations in rows.values()]
+        bars = axes.barh(places, values, 0.62, xerr=spreads, color=RUN, error_kw={"ecolor": INK, "elinewidth": 1})
+        axes.bar_label(bars, fmt="%.1f", fontsize=7.5, color=INK, padding=4)
+        low = min((value for value in values if value > 0), default=0.0)
+        axes.set_xlim(max(0.0, low - 0.6 * max(max(values, default=1.0) - low, 2.0)), None)
+        axes.margins(x=0.12)
+        axes.set_yticks(places, list(rows) if number == 0 else [""] * len(rows))
+    return figure
+
+
 def _short(count: float) -> str:
     for size, unit in ((1e6, "M"), (1e3, "K")):
         if count >= size:

@@ -27,6 +27,7 @@ from ramen.evaluation.metrics import DEPTH, apply_filter, flat, inverse_propensi
 from ramen.evaluation.metrics import evaluate as measure
 from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, slices
 from ramen.evaluation.report import SLICES, make_figures, render
+from ramen.graph.metadata import read_graphs
 from ramen.retrieval import search
 from ramen.tracking import Tracker
 
@@ -74,6 +75,9 @@ def evaluate(
         measured.metrics.update({f"encoder/{key}": value for key, value in theirs.items() if "/" not in key})
     report = gather(problem, ranking, measured, scoring, model, pruned_graph, base)
 
+    if scoring.links:
+        measured.metrics.update(_links(problem, model, pruned_graph, encoder, scoring))
+
     _write_tables(evaluation.path, problem, ranking, measured, scoring, report.base)
     figures = make_figures(report)
     images = {name: png(figure) for name, figure in figures.items()}
@@ -118,11 +122,33 @@ def _retrieve(
         raise ArtifactError(f"{model.path}: gives vectors that are not finite; train again with a lower training.lr")
 
     def ranking(vectors: NDArray[np.float32]) -> Ranking:
-        indices, scores = search(documents, vectors, scoring.retrieve, scoring.chunk)
+        indices, scores = search(documents, vectors, scoring.retrieve, scoring.chunk, problem.candidates)
         return Ranking(*apply_filter(indices, scores, problem.filter_test, DEPTH))
 
     fused = ranking(fused_labels(model.path, labels)) if has_classifier(model.path) else None
     return ranking(labels), fused
+
+
+def _links(
+    problem: Problem, model: Artifact, graph: Artifact, encoder: config.Encoder, scoring: config.Scoring
+) -> dict[str, float]:
+    """Link prediction: R@100 of the training documents' anchors among all anchors of the set, in the graph given.
+
+    These links were trained on, so this says how well the encoder has taken them up, not how it does on new ones.
+    """
+    sentences = load_encoder(model.path, encoder)
+    documents = sentences.encode(problem.train.texts)
+    metrics = {}
+    for name, sides in read_graphs(graph.path).items():
+        linked = sides["train"].csr()
+        rows = np.flatnonzero(np.diff(linked.indptr))
+        if not len(rows):
+            continue
+        anchors = sentences.encode(problem.anchor_sets[name].texts.texts)
+        found, _ = search(documents[rows], anchors, DEPTH, scoring.chunk)
+        recall = measure(found, linked[rows], np.ones(linked.shape[1]))["r"][DEPTH - 1]
+        metrics[f"links/{name}_r_at_100"] = 100.0 * float(recall)
+    return metrics
 
 
 def _measure(problem: Problem, ranking: Ranking, scoring: config.Scoring) -> Measured:

@@ -47,6 +47,8 @@ def build_set(
     """
     own = {"train": anchor_of(documents, anchors.texts), "labels": anchor_of(labels, anchors.texts)}
     raw = {"train": anchors.train, "labels": anchors.labels}
+    if settings.volume < 1:
+        raw = {side: thin(matrix, settings.volume, settings.seed) for side, matrix in raw.items()}
     counts = {f"{side}/raw": int(matrix.nnz) for side, matrix in raw.items()}
     removed = np.zeros(len(anchors.texts), bool)
     leaked = anchor_of(test, anchors.texts)
@@ -77,6 +79,11 @@ def _walked(clean: dict[str, sp.csr_matrix], own: dict[str, NDArray[np.int64]], 
         side: union(matrix, *enrich(matrix, shares, own[side], settings.max_new, settings.threads))
         for side, matrix in clean.items()
     }
+
+
+def thin(matrix: sp.csr_matrix, volume: float, seed: int) -> sp.csr_matrix:
+    """A random share of the edges; what a smaller share keeps, a larger one keeps too."""
+    return _select(matrix, np.random.default_rng([seed, matrix.shape[0]]).random(matrix.nnz) < volume)
 
 
 def anchor_of(items: Texts, anchors: Texts) -> NDArray[np.int64]:

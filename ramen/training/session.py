@@ -33,6 +33,7 @@ from ramen.objective.bandit import Bandit
 from ramen.objective.triplet import Triplet
 from ramen.stopping import on_stop
 from ramen.tracking import Tracker
+from ramen.training.augmentation import augmented
 from ramen.training.batches import StepSampler
 from ramen.training.checkpoint import Checkpoints, load_state, save_state
 from ramen.training.distributed import Processes
@@ -88,6 +89,9 @@ class Session:
         torch.manual_seed(self.training.seed)
         self.problem = Problem.read(dataset.path)
         self.graphs = read_graphs(graph.path) if self.objective.graphs else {}
+        if unknown := set(self.objective.anchor_sets) - set(self.problem.anchor_sets):
+            known = ", ".join(self.problem.anchor_sets)
+            raise ConfigError(f"objective.anchor_sets: {sorted(unknown)[0]!r} is no anchor set of the dataset: {known}")
         self.encoder = load_encoder(source, settings.encoder)
         self.texts = text_table(self.encoder, self.problem)
         self.checkpoints = Checkpoints(draft.work, draft.task)
@@ -101,9 +105,12 @@ class Session:
     def _told(self, documents: NDArray[np.int64]) -> BaseProblem:
         """What the base algorithm is told of some of the training documents."""
         problem = self.problem
+        y = problem.y_train
+        if self.objective.augment_labels:
+            y = augmented(y, problem.anchor_sets)
         return BaseProblem(
-            documents[np.diff(problem.y_train.indptr)[documents] > 0],
-            problem.y_train,
+            documents[np.diff(y.indptr)[documents] > 0],
+            y,
             problem.filter_train,
             self.texts.roles["labels"],
             self.training.batch_size,

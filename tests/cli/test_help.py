@@ -21,7 +21,7 @@ def test_help_lists_every_command_under_its_title() -> None:
     pipeline, rest = text.split("Pipeline:\n")[1].split("Use:\n")
     assert [line.split()[0] for line in pipeline.splitlines() if line] == ["run", *STAGES]
     use, project = rest.split("Project:\n")
-    assert [line.split()[0] for line in use.splitlines() if line] == ["query", "compare"]
+    assert [line.split()[0] for line in use.splitlines() if line] == ["query", "compare", "ablate"]
     listed = project.split("\n\n")[0]
     assert [line.split()[0] for line in listed.splitlines()] == ["fetch", "config", "compile", "sync"]
 

@@ -1,0 +1,170 @@
+"""`ramen ablate`: a study's rows over seeds, as one table and one figure."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ramen.artifacts import write_text
+from ramen.cli import tables
+from ramen.cli.base import PATH, config_options, show_progress
+from ramen.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ramen.ablation import Outcome, Summary
+    from ramen.config import Config
+    from ramen.studies import Study
+
+KEYS = {
+    "P@1": "p_at_1",
+    "P@5": "p_at_5",
+    "PSP@1": "psp_at_1",
+    "PSP@5": "psp_at_5",
+    "R@100": "r_at_100",
+    "head P@1": "head/p_at_1",
+    "torso P@1": "torso/p_at_1",
+    "tail P@1": "tail/p_at_1",
+}
+"""Column -> metric; head, torso and tail are contributions to P@1."""
+
+
+@click.command(short_help="Run a study: rows over seeds, one table.")
+@config_options
+@click.option("--study", default="design", show_default=True, metavar="NAME", help="A shipped study or a YAML file.")
+@click.option("--rows", default="", metavar="A,B", help="Only these rows (and those they are compared with).")
+@click.option("--seeds", default="0,1,2", show_default=True, metavar="N,N", help="Seeds of training.")
+@click.option("--out", type=PATH, default=Path("ablations"), show_default=True, metavar="DIR", help="Where it goes.")
+def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, out: Path) -> None:
+    """Train and evaluate every row of a study under every seed, and set them side by side.
+
+    Results of stages are kept in DIR/cache by content: what two rows share is computed once, a stopped study goes on
+    where it was, a finished one is read. Writes DIR/STUDY.md, .json and .png; every row and seed is a run of the
+    MLflow experiment "ramen-ablate".
+
+    \b
+    Studies: bases, design, graphs, volume, zero-shot.
+    Examples:
+      ramen ablate --preset demo --study design --seeds 0
+      ramen ablate --preset debian --study bases --rows "RAMEN(ance)"
+      ramen ablate --study my-study.yaml --seeds 0,1,2,3,4
+    """
+    from ramen.ablation import prepare, run_row, summarise
+    from ramen.config import to_yaml
+    from ramen.data import sources
+    from ramen.data.dataset import anchor_set_names
+    from ramen.studies import read_study
+    from ramen.tracking import start_pipeline_run
+
+    os.environ.setdefault("MLFLOW_EXPERIMENT_NAME", "ramen-ablate")
+    numbers = _numbers(seeds)
+    settings = resolve()
+    show_progress()
+    sources.fetch_if_missing(settings.data)
+    cache = out / "cache"
+    found = _chosen(read_study(study, anchor_set_names(prepare(settings, cache))), rows)
+    outcomes: dict[str, list[Outcome]] = {row.name: [] for row in found.rows}
+    for seed in numbers:  # seed by seed: a study that is stopped early still compares all rows
+        for row in found.rows:
+            config = resolve(*row.sets, f"training.seed={seed}")
+            click.echo(f"\n{found.name}: {row.name}, seed {seed}", err=True)
+            tags = {"ramen.study": found.name, "ramen.row": row.name, "ramen.seed": str(seed)}
+            with start_pipeline_run(f"{row.name} seed {seed}", to_yaml(config), tags, config.sections()):
+                outcomes[row.name].append(run_row(config, cache))
+        keys = [*KEYS.values(), *_further(outcomes)]
+        done = {row.name: summarise(outcomes[row.name], outcomes.get(row.against), keys) for row in found.rows}
+        _write(found, done, outcomes, numbers[: numbers.index(seed) + 1], out)
+    _show(found, done)
+    click.echo(f"table: {out / f'{found.name}.md'}   figure: {out / f'{found.name}.png'}")
+
+
+def _further(outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """Metrics that only some rows have: links, and the encoder's own where there are classifiers."""
+    names = {key for each in outcomes.values() for outcome in each for key in outcome.metrics}
+    wanted = sorted(key for key in names if key.startswith("links/"))
+    return wanted + [f"encoder/{key}" for key in KEYS.values() if f"encoder/{key}" in names]
+
+
+def _numbers(seeds: str) -> list[int]:
+    try:
+        return sorted({int(text) for text in seeds.split(",")})
+    except ValueError:
+        raise ConfigError(f"--seeds {seeds}: expected whole numbers, e.g. 0,1,2") from None
+
+
+def _chosen(study: Study, rows: str) -> Study:
+    """The study with only the named rows, and those they are compared with."""
+    from dataclasses import replace
+
+    if not rows:
+        return study
+    wanted = {name.strip() for name in rows.split(",")}
+    if lost := wanted - {row.name for row in study.rows}:
+        names = ", ".join(row.name for row in study.rows)
+        raise ConfigError(f"--rows: {sorted(lost)[0]!r} is no row of {study.name}; there are {names}")
+    wanted |= {row.against for row in study.rows if row.name in wanted}
+    return replace(study, rows=tuple(row for row in study.rows if row.name in wanted))
+
+
+def _cells(summary: Summary, keys: Sequence[str]) -> list[str]:
+    cells = []
+    for key in keys:
+        value, spread = summary.mean.get(key), summary.deviation.get(key)
+        shown = "" if value is None or value != value else f"{value:.2f} ±{spread:.2f}"
+        if shown and key in summary.gain:
+            shown += f" ({summary.gain[key]:+.2f} ±{summary.gain_deviation[key]:.2f})"
+        cells.append(shown)
+    return cells
+
+
+def _lines(study: Study, done: Mapping[str, Summary]) -> list[list[str]]:
+    keys = list(KEYS.values())
+    return [[row.name, *_cells(done[row.name], keys), f"{done[row.name].seconds:.0f}"] for row in study.rows]
+
+
+def _show(study: Study, done: Mapping[str, Summary]) -> None:
+    keys = ["p_at_1", "p_at_5", "psp_at_1", "psp_at_5", "r_at_100"]
+    rows = [[row.name, *_cells(done[row.name], keys), f"{done[row.name].seconds:.0f}"] for row in study.rows]
+    click.echo(
+        f"{study.title}; in per cent, mean and deviation over seeds, in brackets the gain by row compared with.\n"
+    )
+    tables.show(rows, ["row", "P@1", "P@5", "PSP@1", "PSP@5", "R@100", "train s"], text_columns=1, ends=len(rows))
+
+
+def _write(
+    study: Study,
+    done: Mapping[str, Summary],
+    outcomes: Mapping[str, Sequence[Outcome]],
+    seeds: Sequence[int],
+    out: Path,
+) -> None:
+    """Write the table as Markdown, everything as JSON, and the figure."""
+    from ramen.evaluation.figures import gains_figure, png
+
+    header = ["row", *KEYS, "training, s"]
+    text = io.StringIO()
+    text.write(f"# {study.title}\n\nPer cent, mean ± deviation over seeds {', '.join(map(str, seeds))}; in brackets ")
+    text.write("the gain over the row it is compared with, paired by seed.\n\n")
+    for line in [header, ["---"] * len(header), *_lines(study, done)]:
+        text.write(f"| {' | '.join(line)} |\n")
+    write_text(out / f"{study.name}.md", text.getvalue())
+    whole = {
+        row.name: {
+            "set": row.sets,
+            "against": row.against,
+            "seeds": {
+                str(seed): {"metrics": each.metrics, "seconds": each.seconds, "evaluation": str(each.evaluation)}
+                for seed, each in zip(seeds, outcomes[row.name], strict=True)
+            },
+        }
+        for row in study.rows
+    }
+    write_text(out / f"{study.name}.json", json.dumps(whole, indent=1, sort_keys=True) + "\n")
+    shown = {row.name: (done[row.name].mean, done[row.name].deviation) for row in study.rows}
+    image = png(gains_figure(shown, {"P@1": "p_at_1", "PSP@5": "psp_at_5", "R@100": "r_at_100"}))
+    (out / f"{study.name}.png").write_bytes(image)

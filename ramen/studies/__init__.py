@@ -1,0 +1,74 @@
+"""Studies for `ramen ablate`: data only, one YAML file each, and what reads them.
+
+A study has a `title`, and `rows`: a `name`, assignments `set` over the configuration asked for, and optionally
+`against`, the row it is compared with. `rows_per_anchor_set` is a row for each anchor set of the data, with `{set}` in
+its texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ramen.errors import ConfigError
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a study: a name, assignments `section.key=value`, and the row it is compared with ("" = none)."""
+
+    name: str
+    sets: tuple[str, ...]
+    against: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A list of rows to be run over the same seeds."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+
+
+def studies() -> list[str]:
+    """Names of the studies that ship with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def read_study(name: str, anchor_sets: Sequence[str]) -> Study:
+    """A shipped study, or a YAML file of the same form.
+
+    Args:
+        name: of a study, or a path.
+        anchor_sets: of the data, for rows that stand for each of them.
+
+    Raises:
+        ConfigError: there is no such study, or it is not of that form.
+    """
+    path = FOLDER / f"{name}.yaml" if name in studies() else Path(name)
+    if not path.is_file():
+        raise ConfigError(f"study {name!r}: unknown; there are {', '.join(studies())}, or give a YAML file")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows = [_row(row) for row in tree.get("rows", [])]
+        for template in tree.get("rows_per_anchor_set", []):
+            rows += [_row(template, anchor_set) for anchor_set in anchor_sets]
+        title = str(tree["title"])
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: is no study ({error}); see ramen/studies for the form") from None
+    names = [row.name for row in rows]
+    if lost := {row.against for row in rows if row.against} - set(names):
+        raise ConfigError(f"{path}: `against: {sorted(lost)[0]}` names no row; there are {', '.join(names)}")
+    return Study(path.stem, title, tuple(rows))
+
+
+def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:
+    sets = tuple(str(text).replace("{set}", anchor_set) for text in tree.get("set") or [])
+    return Row(str(tree["name"]).replace("{set}", anchor_set), sets, str(tree.get("against", "")))

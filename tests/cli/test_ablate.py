@@ -1,0 +1,94 @@
+"""`ramen ablate`: rows over seeds as one table; what is known is not computed again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ramen.cli import cli
+from ramen.errors import ConfigError
+from ramen.studies import read_study, studies
+
+KNOBS = {
+    "data.source": "xc",
+    "walk.hops": 0,
+    "encoder.name": "tiny",
+    "encoder.precision": "fp32",
+    "training.batch_size": 16,
+    "training.epochs": 2,
+    "training.warmup_epochs": 1,
+    "training.lr_warmup_steps": 2,
+    "training.lr": 0.003,
+    "pruning.patience": 0,
+    "classifier.epochs": 2,
+}
+
+
+def ablate(source: Path, *words: str) -> str:
+    sets = [f"--set={key}={value}" for key, value in {**KNOBS, "data.path": source}.items()]
+    done = CliRunner().invoke(cli, ["ablate", "--params", "params.yaml", *sets, *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAMEN_TRACKING", "off")
+    (tmp_path / "params.yaml").write_text("training: {threads: 1}\n")
+    return tmp_path
+
+
+def test_every_shipped_study_reads_and_its_rows_resolve() -> None:
+    from ramen.config import resolve
+
+    for name in studies():
+        study = read_study(name, ["links"])
+        assert study.rows and study.title
+        for row in study.rows:
+            resolve(preset="demo", sets=row.sets)
+
+
+def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny_source: Path, here: Path) -> None:
+    (here / "mine.yaml").write_text(
+        "title: Mine\nrows:\n"
+        "  - {name: plain, set: [objective.graphs=false]}\n"
+        "rows_per_anchor_set:\n"
+        '  - {name: "only {set}", set: ["objective.anchor_sets=[{set}]", scoring.links=true], against: plain}\n'
+    )
+    printed = ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
+    found = json.loads((here / "ablations/mine.json").read_text())
+    assert set(found) == {"plain", "only category", "only links"}
+    gains = [
+        found["only links"]["seeds"][seed]["metrics"]["p_at_1"] - found["plain"]["seeds"][seed]["metrics"]["p_at_1"]
+        for seed in ("0", "1")
+    ]
+    assert f"({sum(gains) / 2:+.2f} ±" in (here / "ablations/mine.md").read_text()
+    assert "only category" in printed and (here / "ablations/mine.png").read_bytes()[:4] == b"\x89PNG"
+    assert found["only links"]["seeds"]["0"]["metrics"]["links/links_r_at_100"] == pytest.approx(100)  # 31 anchors
+    before = {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").rglob("metrics.json")}
+    assert len(before) == 1 + 1 + 3 * 2 * 3, "dataset and graph are shared by all rows and seeds"
+    ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
+    assert before == {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").rglob("metrics.json")}
+
+
+def test_classified_rows_report_the_encoder_apart(tiny_source: Path, here: Path) -> None:
+    ablate(tiny_source, "--study", "bases", "--rows", "ngame", "--seeds", "0")
+    metrics = json.loads((here / "ablations/bases.json").read_text())["ngame"]["seeds"]["0"]["metrics"]
+    assert {"p_at_1", "encoder/p_at_1", "encoder/psp_at_5"} <= set(metrics)
+
+
+def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, here: Path) -> None:
+    with pytest.raises(ConfigError, match="study 'desing': unknown; there are bases, design"):
+        read_study("desing", [])
+    (here / "bad.yaml").write_text("title: x\nrows: [{name: a, against: b}]\n")
+    with pytest.raises(ConfigError, match="`against: b` names no row; there are a"):
+        read_study("bad.yaml", [])
+    for words in (["--rows", "nine"], ["--seeds", "x"]):
+        done = CliRunner().invoke(
+            cli, ["ablate", "--study", "design", f"--set=data.path={tiny_source}", "--set=data.source=xc", *words]
+        )
+        assert done.exit_code != 0
