@@ -28,7 +28,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 def changed(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: {**values, **sections.get(name, {})} for name, values in SECTIONS.items()}
+    return {name: {**SECTIONS.get(name, {}), **sections.get(name, {})} for name in {**SECTIONS, **sections}}
 
 
 def train(

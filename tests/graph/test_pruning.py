@@ -1,0 +1,73 @@
+"""Calibrated pruning on planted noise: which edges go, whatever the scale of the encoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ramen.graph.metadata import Graph
+from ramen.graph.pruning import edge_cosines, prune, random_cosines
+
+ROWS, ANCHORS, TOPICS, WIDTH = 2000, 300, 30, 64
+
+
+def planted(noise: float, seed: int = 0) -> tuple[Graph, np.ndarray, np.ndarray, np.ndarray]:
+    """A graph whose true edges join a row to anchors of its topic, a share of them replaced by random anchors, and
+    vectors with a common direction, as pre-trained encoders give them: nearly every cosine is above 0.
+
+    Returns the graph, which edges are noise, the rows' and the anchors' vectors.
+    """
+    rng = np.random.default_rng(seed)
+    row_topic, anchor_topic = rng.integers(0, TOPICS, ROWS), np.arange(ANCHORS) % TOPICS
+    centres = rng.standard_normal((TOPICS, WIDTH))
+    common = rng.standard_normal(WIDTH) * 1.2
+
+    def vectors(topics: np.ndarray) -> np.ndarray:
+        raw = centres[topics] + common + 0.7 * rng.standard_normal((len(topics), WIDTH))
+        return (raw / np.linalg.norm(raw, axis=1, keepdims=True)).astype(np.float32)
+
+    rows, columns, wrong = [], [], []
+    for row in range(ROWS):
+        true = np.flatnonzero(anchor_topic == row_topic[row])
+        for anchor in rng.choice(true, 4, replace=False):
+            bad = rng.random() < noise
+            choice = int(rng.choice(np.flatnonzero(anchor_topic != row_topic[row]))) if bad else int(anchor)
+            rows.append(row)
+            columns.append(choice)
+            wrong.append(bad)
+    matrix = sp.csr_matrix((np.array(wrong, float) + 1, (rows, columns)), shape=(ROWS, ANCHORS))
+    matrix.sum_duplicates()
+    is_noise = matrix.data >= 2
+    edges = matrix.nnz
+    graph = Graph(
+        matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), np.ones(edges, np.float32),
+        np.ones(edges, bool), matrix.shape,
+    )  # fmt: skip
+    return graph, is_noise, vectors(row_topic), vectors(anchor_topic)
+
+
+def removed(graph: Graph, rows: np.ndarray, anchors: np.ndarray, threshold: float) -> np.ndarray:
+    return edge_cosines(graph, rows, anchors) <= threshold
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2, 0.4, 0.6])
+def test_a_quantile_of_random_pairs_finds_the_noise_where_zero_finds_none(noise: float) -> None:
+    graph, wrong, rows, anchors = planted(noise)
+    assert removed(graph, rows, anchors, 0.0).mean() < 0.01, "the published rule removes nothing here"
+    sample = random_cosines(graph, rows, anchors, 100_000, np.random.default_rng(0))
+    gone = removed(graph, rows, anchors, float(np.quantile(sample, 0.9)))
+    if noise:
+        assert (gone & wrong).sum() / gone.sum() > 0.9, "precision"
+        assert (gone & wrong).sum() / wrong.sum() > 0.85, "recall"
+    assert (gone & ~wrong).sum() / (~wrong).sum() < 0.1, "true edges stay"
+    assert prune(graph, edge_cosines(graph, rows, anchors), float(np.quantile(sample, 0.9))).num_edges == (~gone).sum()
+
+
+def test_random_pairs_are_drawn_as_often_as_edges_name_them_and_by_seed() -> None:
+    graph, _, rows, anchors = planted(0.2)
+    a, b = (random_cosines(graph, rows, anchors, 50_000, np.random.default_rng(1)) for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+    degree = np.bincount(graph.indices, minlength=ANCHORS) / graph.num_edges
+    mean_row = np.bincount(graph.rows(), minlength=ROWS) @ rows / graph.num_edges
+    assert a.mean() == pytest.approx(float(mean_row @ (degree @ anchors)), abs=0.005)
