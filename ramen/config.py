@@ -26,6 +26,8 @@ from ramen.errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 PARAMS_FILE = "params.yaml"
+EXTENDS = "extends"
+"""Key of a preset that names another, whose values it starts from."""
 
 
 def knob(default: Any, help: str, source: str = "rec", **bounds: Any) -> Any:
@@ -383,10 +385,10 @@ def resolve(
     """
     tree: dict[str, Any] = {}
     if preset is not None:
-        path = PRESETS / f"{preset}.yaml"
-        if not path.is_file():
-            raise ConfigError(f"preset {preset!r}: unknown; {_nearest(preset, presets())}")
-        _merge(tree, _read(path), f"preset {preset}")
+        for name in _extended(preset):
+            values = _read(PRESETS / f"{name}.yaml")
+            values.pop(EXTENDS, None)
+            _merge(tree, values, f"preset {name}")
     if params is None and preset is None and Path(PARAMS_FILE).is_file():
         params = PARAMS_FILE
     if params is not None:
@@ -394,6 +396,18 @@ def resolve(
     for assignment in sets:
         _merge(tree, _assignment(assignment), "--set")
     return parse(tree)
+
+
+def _extended(preset: str) -> list[str]:
+    """A preset and those it extends, the most general first."""
+    chain: list[str] = []
+    name: str | None = preset
+    while name is not None:
+        if name not in presets():
+            raise ConfigError(f"preset {name!r}: unknown; {_nearest(name, presets())}")
+        chain.insert(0, name)
+        name = _read(PRESETS / f"{name}.yaml").get(EXTENDS)
+    return chain
 
 
 def parse(tree: Mapping[str, Any]) -> Config:

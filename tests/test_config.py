@@ -145,3 +145,23 @@ def test_ranges_are_described() -> None:
     fields = SECTIONS["walk"].model_fields
     assert describe_range(fields["restart"]) == "> 0, <= 1"
     assert describe_range(SECTIONS["encoder"].model_fields["pooling"]) == "auto | mean | cls"
+
+
+def test_a_preset_extends_another_and_overrides_it() -> None:
+    paper, titles, full = (resolve(preset=name) for name in ("paper", "lf-wikiseealsotitles-320k", "lf-wikipedia-500k"))
+    assert titles.training == paper.training and titles.pruning == paper.pruning
+    assert (titles.encoder.max_length, full.encoder.max_length) == (32, 128)
+    assert (full.scoring.propensity_a, full.scoring.propensity_b) == (0.5, 0.4)
+    assert paper.pruning.rule == "threshold" and paper.pruning.threshold == 0 and not paper.objective.symmetric
+    assert (paper.training.batch_size, paper.training.epochs, paper.training.lr) == (1024, 300, 2e-4)
+
+
+def test_published_figures_are_those_of_the_paper() -> None:
+    from ramen.published import published
+
+    found = published("LF-WikiSeeAlsoTitles-320K")
+    assert found["RAMEN ICLR T1", "RAMEN(ANCE)"]["p_at_1"] == 35.2
+    assert found["RAMEN ICLR T1", "ANCE"]["psp_at_5"] == 28.7
+    assert found["OAK", "OAK"]["p_at_1"] == 33.71
+    assert published("LF-Wikipedia-500K")["RAMEN ICLR T14", "RAMEN(NGAME)"]["p_at_1"] == 85.9
+    assert published("unknown") == {}

@@ -78,7 +78,7 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
                 outcomes[row.name].append(run_row(config, cache))
         keys = [*KEYS.values(), *_further(outcomes)]
         done = {row.name: summarise(outcomes[row.name], outcomes.get(row.against), keys) for row in found.rows}
-        _write(found, done, outcomes, numbers[: numbers.index(seed) + 1], out)
+        _write(found, done, outcomes, numbers[: numbers.index(seed) + 1], out, settings)
     _show(found, done)
     click.echo(f"table: {out / f'{found.name}.md'}   figure: {out / f'{found.name}.png'}")
 
@@ -142,9 +142,11 @@ def _write(
     outcomes: Mapping[str, Sequence[Outcome]],
     seeds: Sequence[int],
     out: Path,
+    settings: Config,
 ) -> None:
     """Write the table as Markdown, everything as JSON, and the figure."""
     from ramen.evaluation.figures import gains_figure, png
+    from ramen.published import published
 
     header = ["row", *KEYS, "training, s"]
     text = io.StringIO()
@@ -152,6 +154,14 @@ def _write(
     text.write("the gain over the row it is compared with, paired by seed.\n\n")
     for line in [header, ["---"] * len(header), *_lines(study, done)]:
         text.write(f"| {' | '.join(line)} |\n")
+    if papers := published(Path(settings.data.path).name):
+        names = [name for name, key in KEYS.items() if "/" not in key]
+        text.write("\n## Published\n\n")
+        for line in [["source", "method", *names], ["---"] * (len(names) + 2)]:
+            text.write(f"| {' | '.join(line)} |\n")
+        for (source, method), values in papers.items():
+            cells = [f"{values[KEYS[name]]:.2f}" if KEYS[name] in values else "" for name in names]
+            text.write(f"| {' | '.join([source, method, *cells])} |\n")
     write_text(out / f"{study.name}.md", text.getvalue())
     whole = {
         row.name: {

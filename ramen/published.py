@@ -1,0 +1,24 @@
+"""What the papers report, to be set beside one's own figures: presets/published.csv, in percent."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).parent / "presets" / "published.csv"
+
+
+@cache
+def published(dataset: str) -> dict[tuple[str, str], dict[str, float]]:
+    """Main-table figures of a data set: (source, method) -> metric -> value; {} for a data set of no paper.
+
+    Args:
+        dataset: as the Extreme Classification Repository spells it, e.g. LF-WikiSeeAlsoTitles-320K.
+    """
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    with FILE.open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            if row["dataset"] == dataset and not row["table"]:
+                found.setdefault((row["source"], row["method"]), {})[row["metric"]] = float(row["value"])
+    return found
