@@ -130,6 +130,11 @@ class Objective(Section):
         "rare labels are regularised too; 0 = none, as published",
         ge=0,
     )
+    label_context: bool = knob(
+        True,
+        "rank labels by their text and the mean of their anchors, each set with the share that held-out documents ask "
+        "for (none if it does not help); free at query time. Published: false",
+    )
     anchor_pool: Literal["union", "separate"] = knob(
         "union", "negatives of a regulariser: the anchors chosen by both sides, or by its own side", "R-ICLR"
     )
@@ -254,7 +259,7 @@ class Pruning(Section):
         "rec; R-ICLR B",
     )
     quantile: float = knob(
-        0.9, "an edge stays if its cosine exceeds that of this share of random pairs of its graph", ge=0, lt=1
+        0.75, "an edge stays if its cosine exceeds that of this share of random pairs of its graph", ge=0, lt=1
     )
     threshold: float = knob(
         0.0, "rule threshold: an edge stays if the cosine of its ends is greater than this", "R-ICLR B", ge=-1, le=1

@@ -1,8 +1,9 @@
 """Vectors by which labels are ranked: their texts' vectors, with what a model learnt per label beside the text.
 
-A model folder may hold label offsets (DEXA) and a classifier per label (NGAME's second stage). Both end up in one
-vector per label, so that retrieval stays one inner product: offsets are added before the norm is taken, and a
-document's fused score, `(1 - share) * encoder + share * classifier`, is linear in the document's vector.
+A model folder may hold label offsets (DEXA), a context of graph neighbours, and a classifier per label (NGAME's second
+stage). All end up in one vector per label, so that retrieval stays one inner product: offsets and context are added
+before the norm is taken, and a document's fused score, `(1 - share) * encoder + share * classifier`, is linear in the
+document's vector.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from ramen.encoder.model import SentenceEncoder
 
 OFFSETS_FILE = "label_offsets.safetensors"
+CONTEXT_FILE = "label_context.safetensors"
 CLASSIFIER_FILE = "classifier.safetensors"
 
 Vectors = NDArray[np.float32]
@@ -32,29 +34,33 @@ def write_classifier(folder: Path, weight: Vectors, share: float) -> None:
     save_file({"weight": weight, "share": np.array([share], np.float32)}, folder / CLASSIFIER_FILE)
 
 
+def write_context(folder: Path, vectors: Vectors) -> None:
+    """Write what graph neighbours add to the labels' vectors: float32 [L, D]."""
+    save_file({"vectors": vectors}, folder / CONTEXT_FILE)
+
+
 def read_offsets(folder: Path) -> dict[str, NDArray[np.generic]] | None:
     """`table` and `row_of` of a model folder, None if it has no offsets."""
     path = folder / OFFSETS_FILE
     return load_file(path) if path.is_file() else None
 
 
-def has_classifier(folder: Path) -> bool:
-    """Whether a model folder holds classifiers."""
-    return (folder / CLASSIFIER_FILE).is_file()
+def has_more(folder: Path) -> bool:
+    """Whether a model ranks labels by more than the encoder: by context or classifiers."""
+    return (folder / CONTEXT_FILE).is_file() or (folder / CLASSIFIER_FILE).is_file()
 
 
 def encode_labels(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> Vectors:
-    """Vectors of labels by the encoder alone, offsets included: float32 [L, D], unit norm."""
+    """Vectors of labels by their texts alone, offsets included: float32 [L, D], unit norm."""
     vectors = encoder.encode(texts)
     offsets = read_offsets(folder)
     if offsets is None:
         return vectors
-    moved = vectors + np.asarray(offsets["table"], np.float32)[np.asarray(offsets["row_of"])]
-    return np.asarray(moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-12), np.float32)
+    return _normalised(vectors + np.asarray(offsets["table"], np.float32)[np.asarray(offsets["row_of"])])
 
 
 def fused_labels(folder: Path, vectors: Vectors) -> Vectors:
-    """Vectors whose inner product with a document is the fused score; `vectors` themselves without a classifier.
+    """Vectors whose inner product with a document is the model's whole score; `vectors` themselves without more.
 
     Args:
         folder: the model.
@@ -63,8 +69,19 @@ def fused_labels(folder: Path, vectors: Vectors) -> Vectors:
     Returns:
         float32 [L, D], of norm at most 1.
     """
-    if not has_classifier(folder):
+    if (folder / CONTEXT_FILE).is_file():
+        vectors = with_context(vectors, load_file(folder / CONTEXT_FILE)["vectors"])
+    if not (folder / CLASSIFIER_FILE).is_file():
         return vectors
     found = load_file(folder / CLASSIFIER_FILE)
     share = np.float32(found["share"][0])
     return np.asarray((1 - share) * vectors + share * found["weight"], np.float32)
+
+
+def with_context(vectors: Vectors, context: Vectors) -> Vectors:
+    """Labels' vectors and their context together: float32 [L, D], unit norm."""
+    return _normalised(vectors + context)
+
+
+def _normalised(vectors: Vectors) -> Vectors:
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), np.float32)

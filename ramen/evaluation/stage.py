@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ramen import config
 from ramen.artifacts import Artifact, Draft, open_artifact, write_json, write_text
 from ramen.data.dataset import Problem
-from ramen.encoder.labels import encode_labels, fused_labels, has_classifier
+from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
@@ -70,7 +70,7 @@ def evaluate(
     alone, fused = _retrieve(problem, model, encoder, scoring)
     ranking = fused or alone
     measured = _measure(problem, ranking, scoring)
-    if fused:  # published NGAME figures are fused ones; the encoder's own belong beside
+    if fused:  # as published NGAME figures are; those of the encoder alone belong beside
         theirs = _measure(problem, alone, scoring).metrics
         measured.metrics.update({f"encoder/{key}": value for key, value in theirs.items() if "/" not in key})
     report = gather(problem, ranking, measured, scoring, model, pruned_graph, base)
@@ -114,7 +114,7 @@ def _open_base(scoring: config.Scoring, dataset: Artifact) -> Artifact | None:
 def _retrieve(
     problem: Problem, model: Artifact, encoder: config.Encoder, scoring: config.Scoring
 ) -> tuple[Ranking, Ranking | None]:
-    """Rankings by the encoder alone, and by the score fused with the classifiers' if the model has some."""
+    """Rankings by the encoder alone, and with the model's label context and classifiers if it has some."""
     sentences = load_encoder(model.path, encoder)
     documents = sentences.encode(problem.test.texts)
     labels = encode_labels(sentences, model.path, problem.labels.texts)
@@ -125,7 +125,7 @@ def _retrieve(
         indices, scores = search(documents, vectors, scoring.retrieve, scoring.chunk, problem.candidates)
         return Ranking(*apply_filter(indices, scores, problem.filter_test, DEPTH))
 
-    fused = ranking(fused_labels(model.path, labels)) if has_classifier(model.path) else None
+    fused = ranking(fused_labels(model.path, labels)) if has_more(model.path) else None
     return ranking(labels), fused
 
 

@@ -58,10 +58,19 @@ class Classifiers(nn.Module):
         return torch.einsum("bd,bkd->bk", nn.functional.normalize(documents_BD, dim=-1), w_BKD)
 
 
-def classify(session: Session, settings: Settings, draft: Draft) -> Classified | None:
+def classify(
+    session: Session, settings: Settings, draft: Draft, labels_LD: NDArray[np.float32], ranked_LD: NDArray[np.float32]
+) -> Classified | None:
     """Train classifiers if the base algorithm has a second stage; None if it has not, or it is switched off.
 
     Every process computes the same; none needs the encoder, only its vectors.
+
+    Args:
+        session: the trained encoder.
+        settings: section `classifier`.
+        draft: the model; its work directory holds the checkpoints.
+        labels_LD: float32 [L, D] labels' vectors, from which classifiers start.
+        ranked_LD: float32 [L, D] the vectors with which they are fused.
 
     Raises:
         Interrupted: asked to stop; a checkpoint was saved.
@@ -69,8 +78,7 @@ def classify(session: Session, settings: Settings, draft: Draft) -> Classified |
     base = session.trainer.base
     if not (settings.enabled and base.classifies):
         return None
-    session.save()
-    documents_ND, labels_LD = session.embed_role("documents"), session.embed_role("labels")
+    documents_ND = session.embed_role("documents")
     model = Classifiers(labels_LD)
     optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=settings.lr)
     checkpoints = Checkpoints(draft.work / "classifier", draft.task)
@@ -109,7 +117,7 @@ def classify(session: Session, settings: Settings, draft: Draft) -> Classified |
                 checkpoints.save(model, optimizer, position)
             session.trainer.stop_if_asked()
     weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).numpy()
-    share, metrics = _fuse(session, documents_ND, labels_LD, weight)
+    share, metrics = _fuse(session, documents_ND, ranked_LD, weight)
     metrics |= {"classifier/loss": position.sums.get("loss", 0.0), "classifier/share": share}
     print(f"classifier share {share:.1f} of the fused score", file=sys.stderr, flush=True)
     return Classified(weight, share, metrics)

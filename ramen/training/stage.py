@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ramen.artifacts import Artifact, Draft, write_json
 from ramen.config import Bandit, Base, Classifier, Encoder, Objective, Pruning, Training
-from ramen.encoder.labels import write_classifier
+from ramen.encoder.labels import with_context, write_classifier, write_context
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
 from ramen.training.classifier import classify
+from ramen.training.context import label_context
 from ramen.training.launch import together
 from ramen.training.rounds import Rounds
 from ramen.training.session import Session, Settings
@@ -64,11 +65,19 @@ def prune_retrain(
         with session.interruptible():
             session.resume(rounds.restore)
             rounds.run()
-            classified = classify(session, classifier, model)
+            session.save()  # what follows is short, and done again after a stop
+            labels = session.embed_role("labels")
+            context = label_context(session, rounds.pruned, labels) if objective.label_context else None
+            ranked = labels if context is None else with_context(labels, context.vectors)
+            classified = classify(session, classifier, model, labels, ranked)
     session.write(model)
+    if context is not None:
+        write_context(model.path, context.vectors)
     if classified is not None:
         write_classifier(model.path, classified.weight, classified.share)
     write_graphs(pruned_graph.path, rounds.pruned or read_graphs(graph.path))
     write_json(pruned_graph.path / "rounds.json", session.trainer.position.rounds)
     pruned_graph.counts |= rounds.counts()
-    return session.last_metrics() | rounds.metrics() | (classified.metrics if classified is not None else {})
+    metrics = session.last_metrics() | rounds.metrics()
+    metrics |= {f"context/{name}": share for name, share in (context.shares if context else {}).items()}
+    return metrics | (classified.metrics if classified else {})

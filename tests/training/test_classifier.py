@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from ramen.artifacts import open_artifact
 from ramen.config import Encoder
 from ramen.data.dataset import Problem
-from ramen.encoder.labels import encode_labels, fused_labels, has_classifier
+from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.errors import Interrupted
 from ramen.stages import run_stage
@@ -30,7 +30,7 @@ def test_classifiers_start_as_the_labels_and_learn_their_documents(
 ) -> None:
     metrics = train(tiny_artifacts, tmp_path / "out", NGAME)
     model = tmp_path / "out" / "model"
-    assert has_classifier(model) and 0 <= metrics["classifier/share"] <= 1
+    assert has_more(model) and 0 <= metrics["classifier/share"] <= 1
     encoder = load_encoder(model, Encoder(precision="fp32"))
     documents, labels = (
         encoder.encode(tiny_problem.train.texts),
@@ -57,7 +57,7 @@ def test_it_is_trained_only_where_the_base_has_a_second_stage_and_it_is_on(
 ) -> None:
     train(tiny_artifacts, tmp_path / "plain")
     train(tiny_artifacts, tmp_path / "off", changed(base={"name": "ngame"}, classifier={"enabled": False}))
-    assert not has_classifier(tmp_path / "plain" / "model") and not has_classifier(tmp_path / "off" / "model")
+    assert not has_more(tmp_path / "plain" / "model") and not has_more(tmp_path / "off" / "model")
 
 
 @pytest.mark.parametrize("at", [1, 77, 150])

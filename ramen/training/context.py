@@ -1,0 +1,165 @@
+"""Label context: what a label's graph neighbours add to its vector, at no cost when a query comes.
+
+Labels are known when the index is built, and so are their anchors; a document is not. So a label may be ranked by
+`normalise(E(text) + sum over sets t of share_t * mean of its anchors' vectors)`, computed once. Which sets help is
+asked of the held-out documents: a share above 0 stays only if the likelihood of their labels rises by more than chance.
+So a graph that says nothing about the task is left out, whatever it is.
+
+Letters: V held-out documents, L labels, M anchors of a set, D width.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from ramen.base.sampling import keyed_rng
+from ramen.data.dataset import Texts
+from ramen.graph.build import anchor_of
+from ramen.graph.metadata import Graph
+from ramen.training.session import Session
+
+Vectors = NDArray[np.float32]
+
+SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Shares that are tried for a set, beside 0."""
+SWEEPS = 2
+"""Times that every set's share is chosen anew, given the others'."""
+TEMPERATURE = 0.05
+"""Of the softmax over all labels by which a held-out document's labels are judged."""
+DOCUMENTS = 2000
+"""Held-out documents asked at most."""
+CHUNK = 1 << 25
+"""Scores held at a time (128 MB)."""
+CERTAIN = 2.0
+"""A share must win by this many standard errors of the difference, document by document."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is added to the labels' vectors: float32 [L, D], and the share of each set in it."""
+
+    vectors: Vectors
+    shares: dict[str, float]
+
+
+def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], labels: Vectors) -> Context | None:
+    """Choose the share of every anchor set on the held-out documents.
+
+    Args:
+        session: the trained encoder and its held-out documents.
+        pruned: set -> side -> graph.
+        labels: float32 [L, D] the vectors by which labels are ranked without context.
+
+    Returns:
+        None when nothing is held out, or no set helps.
+
+    Raises:
+        Interrupted: asked to stop; a checkpoint was saved.
+    """
+    held_out = session.validation.documents
+    active = session.active
+    sets = {name: sides["labels"] for name, sides in pruned.items() if active[name]["labels"]}
+    if not len(held_out) or not sets:
+        return None
+    rng = keyed_rng(session.training.seed, "context")
+    asked = np.sort(rng.permutation(held_out)[:DOCUMENTS])
+    y = session.problem.y_train[asked]
+    asked, y = asked[np.diff(y.indptr) > 0], y[np.diff(y.indptr) > 0]
+    documents = session.embed(session.texts.roles["documents"][asked])
+    ignored = session.problem.filter_train[asked]
+    anchors = {name: _Anchors.of(session, name, graph) for name, graph in sets.items() if graph.num_edges}
+    # as test documents are no anchors, a document that asks must not be one either
+    means = {name: each.means(~each.are(session, asked)) for name, each in anchors.items()}
+    shares = dict.fromkeys(means, 0.0)
+    for _ in range(SWEEPS):
+        for name, mean in means.items():
+            others = labels + _total(means, {**shares, name: 0.0})
+            tried = (0.0, *SHARES)
+            loss = _losses(documents, others, mean, tried, y, ignored)
+            best = int(loss.mean(1).argmin())
+            gain = loss[0] - loss[best]
+            sure = gain.mean() > CERTAIN * gain.std() / np.sqrt(max(len(gain), 1))
+            shares[name] = tried[best] if sure else 0.0
+    said = " ".join(f"{name} {share:g}" for name, share in shares.items())
+    print(f"label context: shares {said}", file=sys.stderr, flush=True)
+    if not any(shares.values()):
+        return None
+    return Context(_total({name: each.means() for name, each in anchors.items() if shares[name]}, shares), shares)
+
+
+@dataclass(frozen=True)
+class _Anchors:
+    """The label side of a set: edges as (label, place among the used anchors), and these anchors' vectors."""
+
+    name: str
+    graph: Graph
+    used: NDArray[np.int32]
+    columns: NDArray[np.int64]
+    vectors: Vectors
+    weights: Vectors
+
+    @classmethod
+    def of(cls, session: Session, name: str, graph: Graph) -> _Anchors:
+        used, columns = np.unique(graph.indices, return_inverse=True)
+        vectors = session.embed(session.texts.roles[f"anchors/{name}"][used])
+        weights: Vectors = np.ones(len(used), np.float32)
+        if session.objective.anchor_sampling == "inverse_sqrt_degree":
+            weights = np.asarray(np.bincount(columns) ** -0.5, np.float32)
+        return cls(name, graph, used, columns, vectors, weights)
+
+    def are(self, session: Session, documents: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which edges lead to one of these training documents: bool [E]."""
+        train = session.problem.train
+        texts = Texts([train.uids[i] for i in documents], [train.texts[i] for i in documents])
+        found = anchor_of(texts, session.problem.anchor_sets[self.name].texts)
+        return np.isin(self.graph.indices, found[found >= 0])
+
+    def means(self, keep: NDArray[np.bool_] | None = None) -> Vectors:
+        """Mean of each label's anchors, weighted as anchors are drawn: float32 [L, D], 0 for a label without any."""
+        values = self.weights[self.columns] * (1.0 if keep is None else keep)
+        shape = (self.graph.shape[0], len(self.used))
+        matrix = sp.csr_matrix((values.astype(np.float32), self.columns, self.graph.indptr), shape=shape)
+        return np.asarray((matrix @ self.vectors) / np.maximum(np.asarray(matrix.sum(1)), 1e-12), np.float32)
+
+
+def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors:
+    """The sum of the sets' means, each with its share: float32 [L, D]."""
+    return np.asarray(sum((np.float32(shares[name]) * mean for name, mean in means.items())), np.float32)
+
+
+def _losses(
+    documents: Vectors,
+    labels: Vectors,
+    mean: Vectors,
+    shares: tuple[float, ...],
+    y: sp.csr_matrix,
+    ignored: sp.csr_matrix,
+) -> NDArray[np.float64]:
+    """Mean negative log-likelihood of each document's labels for each share: float64 [shares, V].
+
+    The vectors are `normalise(labels + share * mean)`; scores are linear in the share before the norm, so two products
+    serve all shares.
+    """
+    cross, square, own = ((a * b).sum(1) for a, b in ((labels, mean), (mean, mean), (labels, labels)))
+    norms = [np.sqrt(np.maximum(own + 2 * s * cross + s * s * square, 1e-12)) for s in shares]
+    out = np.zeros((len(shares), len(documents)))
+    step = max(1, CHUNK // len(labels))
+    for start in range(0, len(documents), step):
+        part = slice(start, start + step)
+        plain, moved = documents[part] @ labels.T, documents[part] @ mean.T
+        true, left = y[part].tocoo(), ignored[part].tocoo()
+        counts = np.maximum(np.bincount(true.row, minlength=len(plain)), 1)
+        for number, (share, norm) in enumerate(zip(shares, norms, strict=True)):
+            logits = (plain + share * moved) / norm / TEMPERATURE
+            logits[left.row, left.col] = -np.inf
+            whole = logsumexp(logits, axis=1)
+            said = np.bincount(true.row, logits[true.row, true.col], minlength=len(plain)) / counts
+            out[number, part] = whole - said
+    return out

@@ -1,0 +1,108 @@
+"""Label context: sets that tell what a label is are used, others are not, and it is the served vector that changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ramen.artifacts import drafts
+from ramen.config import Encoder
+from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.encoder.labels import encode_labels, fused_labels, has_more
+from ramen.encoder.loading import load_encoder
+from ramen.stages import run_stage
+from ramen.training.context import _losses
+
+from training_recipe import changed, train
+
+WORDS = [
+    "apple", "bridge", "cloud", "desk", "engine", "forest", "glass", "harbor",
+    "island", "jacket", "kettle", "ladder", "mirror", "needle", "orange", "pencil",
+]  # fmt: skip
+
+
+@pytest.fixture
+def coded(tmp_path: Path) -> dict[str, Path]:
+    """Labels with code names; anchor set `told` says what they are about, `noise` is drawn at random."""
+    rng = np.random.default_rng(0)
+    labels = Texts([f"l{i}" for i in range(16)], [f"x{i * 37 % 101}q" for i in range(16)])
+    topic = rng.integers(0, 16, 200)
+    texts = [f"{WORDS[t]} {WORDS[t]} shop" for t in topic]
+    y = sp.csr_matrix((np.ones(200, np.float32), (np.arange(200), topic)), shape=(200, 16))
+    empty = sp.csr_matrix((200, 16), dtype=np.float32)
+    anchors = Texts([f"a{i}" for i in range(16)], [f"about {word}" for word in WORDS])
+    told = AnchorSet(anchors, sp.csr_matrix((200, 16), dtype=np.float32), sp.identity(16, np.float32, "csr"))
+    shuffled = sp.csr_matrix((np.ones(16, np.float32), (np.arange(16), rng.permutation(16))), shape=(16, 16))
+    noise = replace(told, texts=Texts([f"n{i}" for i in range(16)], anchors.texts), labels=shuffled)
+    problem = Problem(
+        Texts([f"d{i}" for i in range(200)], texts), Texts(["t0"], ["apple shop"]), labels, y, y[:1], empty, empty[:1],
+        {"noise": noise, "told": told},
+    )  # fmt: skip
+    places = {"dataset": tmp_path / "dataset"}
+    with drafts(places, sections={}, inputs={}, work=tmp_path / "work") as made:
+        problem.write(made["dataset"].path)
+    places["graph"] = tmp_path / "graph"
+    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": places["dataset"]},
+              outputs={"graph": places["graph"]})  # fmt: skip
+    return places
+
+
+RECIPE = changed(
+    encoder={"name": "minilm"},
+    training={"lr": 1e-6, "epochs": 2, "validation_fraction": 0.4},
+    pruning={"enabled": False},
+)
+
+
+def test_the_set_that_tells_is_used_and_noise_is_not(coded: dict[str, Path], tmp_path: Path) -> None:
+    metrics = train(coded, tmp_path / "out", RECIPE)
+    assert metrics["context/told"] >= 0.4 and metrics["context/noise"] == 0
+    model = tmp_path / "out" / "model"
+    assert has_more(model)
+    encoder = load_encoder(model, Encoder(precision="fp32"))
+    alone = encode_labels(encoder, model, [f"x{i * 37 % 101}q" for i in range(16)])
+    whole = fused_labels(model, alone)
+    expected = alone + metrics["context/told"] * encoder.encode([f"about {word}" for word in WORDS])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(whole, expected, atol=1e-4)
+    queries = encoder.encode([f"{word} shop" for word in WORDS])
+    right = [float(((queries @ vectors.T).argmax(1) == np.arange(16)).mean()) for vectors in (alone, whole)]
+    assert right[0] < 0.3 and right[1] > 0.9
+
+
+@pytest.mark.parametrize(
+    "off",
+    [
+        {"objective": {"label_context": False}},
+        {"objective": {"graphs": False}},
+        {"training": {"validation_fraction": 0.0}},
+        {"objective": {"anchor_sets": ["noise"]}},
+    ],
+)
+def test_without_evidence_or_when_off_there_is_none(
+    coded: dict[str, Path], tmp_path: Path, off: dict[str, dict[str, object]]
+) -> None:
+    sections = {name: {**values, **off.get(name, {})} for name, values in RECIPE.items()}
+    train(coded, tmp_path / "out", sections)
+    assert not has_more(tmp_path / "out" / "model")
+
+
+def test_losses_are_those_of_a_softmax_over_all_labels() -> None:
+    import torch
+
+    rng = np.random.default_rng(1)
+    documents, labels, mean = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, 12, 12))
+    y = sp.csr_matrix(np.eye(5, 12, dtype=np.float32) + np.eye(5, 12, k=3, dtype=np.float32))
+    ignored = sp.csr_matrix(np.eye(5, 12, k=1, dtype=np.float32))
+    found = _losses(documents, labels, mean, (0.0, 0.5), y, ignored)
+    for number, share in enumerate((0.0, 0.5)):
+        vectors = torch.nn.functional.normalize(torch.from_numpy(labels + share * mean), dim=1)
+        logits = torch.from_numpy(documents) @ vectors.T / 0.05
+        logits[torch.from_numpy(ignored.toarray() > 0)] = -torch.inf
+        logs = logits.log_softmax(1)
+        expected = [-float(logs[i, np.flatnonzero(y.toarray()[i])].mean()) for i in range(5)]
+        np.testing.assert_allclose(found[number], expected, rtol=1e-4)
