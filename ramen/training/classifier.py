@@ -112,9 +112,10 @@ def classify(
         position.epoch = epoch + 1
         position.global_step = position.epoch
         position.sums = {"loss": total / max(len(order), 1)}
-        if session.trainer.stop() or session.trainer.due():
-            if session.processes.rank == 0:
-                checkpoints.save(model, optimizer, position)
+        stopping = session.trainer.stop()  # asked by all processes alike, unlike the clock
+        if (stopping or session.trainer.due()) and session.processes.rank == 0:
+            checkpoints.save(model, optimizer, position)
+        if stopping:
             session.trainer.stop_if_asked()
     weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).numpy()
     share, metrics = _fuse(session, documents_ND, ranked_LD, weight)

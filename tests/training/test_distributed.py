@@ -31,9 +31,19 @@ def graph_edges(path: Path) -> dict[str, list[int]]:
     }
 
 
-def test_two_processes_give_the_curve_and_the_graphs_of_one(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+EVERYTHING = {
+    "base": {"name": "dexa", "refresh_from": 1, "refresh_every": 2, "offset_heads": 2},
+    "bandit": {"enabled": True, "period": 3},
+    "classifier": {"epochs": 3, "batch_size": 16, "shortlist": 5},
+}
+
+
+@pytest.mark.parametrize("more", [{}, EVERYTHING], ids=["plain", "everything"])
+def test_two_processes_give_the_curve_and_the_graphs_of_one(
+    tiny_artifacts: dict[str, Path], tmp_path: Path, more: dict[str, dict[str, object]]
+) -> None:
     # dropout depends on which process encodes a text, so only without it are the curves one
-    rest = {"encoder": {"dropout": 0.0}, "pruning": {"rule": "threshold", "threshold": 0.6}}
+    rest = {"encoder": {"dropout": 0.0}, "pruning": {"rule": "threshold", "threshold": 0.6}, **more}
     one = train(tiny_artifacts, tmp_path / "one", changed(training={"epochs": 6}, **rest))
     two = train(tiny_artifacts, tmp_path / "two", changed(training={"epochs": 6, "processes": 2}, **rest))
     a, b = (history(tmp_path / name / "model") for name in ("one", "two"))

@@ -54,11 +54,18 @@ def interrupted(tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: py
     return tiny_artifacts
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+EVERYTHING = {
+    "base": {"name": "dexa", "refresh_from": 1, "refresh_every": 2, "offset_heads": 2},
+    "bandit": {"enabled": True, "period": 3},
+    "classifier": {"epochs": 60, "batch_size": 16, "shortlist": 5},
+}
+
+
+@pytest.mark.parametrize(("seed", "more"), [(1, {}), (2, EVERYTHING)], ids=["plain", "everything"])
 def test_killed_at_random_again_and_again_it_ends_bit_identical(
-    tiny_artifacts: dict[str, Path], tmp_path: Path, seed: int
+    tiny_artifacts: dict[str, Path], tmp_path: Path, seed: int, more: dict[str, dict[str, Any]]
 ) -> None:
-    sections = changed(training={"epochs": 36, "warmup_epochs": 16, **EVERY_STEP}, pruning={"every": 3})
+    sections = changed(training={"epochs": 36, "warmup_epochs": 16, **EVERY_STEP}, pruning={"every": 3}, **more)
     train(tiny_artifacts, tmp_path / "whole", sections)
     out = tmp_path / "killed"
     out.mkdir()
@@ -75,7 +82,8 @@ def test_killed_at_random_again_and_again_it_ends_bit_identical(
     )
     for name in ("warm_model", "model", "pruned_graph"):
         assert open_artifact(out / name, name).digest == open_artifact(tmp_path / "whole" / name, name).digest
-    assert not list((tmp_path / "killed-work").iterdir())
+    # at most what a kill left between the renaming of an output and the clearing away
+    assert len(list((tmp_path / "killed-work").iterdir())) <= 1
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 6])
