@@ -116,12 +116,20 @@ def _steps(history: History) -> list[float]:
 
 
 def training_figure(history: History) -> Figure | None:
-    """Loss and validation P@1 per epoch, a dashed line where the graphs were pruned; None without any values."""
+    """Loss, validation P@1 and (tuned by a bandit) the weights λ per epoch, a dashed line where the graphs were pruned.
+
+    None without any values.
+    """
     curves = {
         "Training loss": [("total", "loss", RUN), ("task", "task_loss", LINES[1])],
         "Validation P@1 (%)": [("", "val_p_at_1", LINES[2])],
     }
     steps = _steps(history)
+    names = sorted({name for record in history for name in record.get("lambda", {})})
+    tuned = [name for name in names if len({record["lambda"].get(name) for record in history}) > 1]
+    if tuned:
+        curves["Regularisation weights λ"] = [(name, name, LINES[i % len(LINES)]) for i, name in enumerate(tuned)]
+        history = [{**record, **{name: record["lambda"].get(name) for name in tuned}} for record in history]
     shown = {
         title: [line for line in lines if any(record.get(line[1]) is not None for record in history)]
         for title, lines in curves.items()

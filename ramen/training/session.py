@@ -262,7 +262,7 @@ class Session:
                 "accuracy": means[ACCURACY],
                 "terms": {name: value for name, value in means.items() if name not in ("loss", TASK, ACCURACY)},
                 "val_p_at_1": self.validate(),
-                "lambda": dict(trainer.weights),
+                "lambda": {**trainer.weights, **(trainer.tuner.means if trainer.tuner else {})},
                 "edges_kept": trainer.position.rounds[-1]["edges_kept"] if trainer.position.rounds else {},
             }
             trainer.position.history.append(record)

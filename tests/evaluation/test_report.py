@@ -115,3 +115,14 @@ def test_bars_show_run_and_base_side_by_side() -> None:
 
 def test_same_report_same_bytes() -> None:
     assert page(REPORT) == page(REPORT)
+
+
+def test_weights_are_drawn_when_a_bandit_moved_them() -> None:
+    from ramen.evaluation.figures import training_figure
+
+    def history(*values: float) -> list[dict[str, object]]:
+        return [{"epoch": i, "loss": 1.0, "lambda": {"task": 1.0, "links.label": v}} for i, v in enumerate(values, 1)]
+
+    titles = [axes.get_title(loc="left") for axes in training_figure(history(0.1, 0.2, 0.3)).axes]
+    assert titles[-1] == "Regularisation weights λ"
+    assert len(training_figure(history(0.1, 0.1)).axes) == len(titles) - 1

@@ -192,3 +192,13 @@ def test_jaccard_and_lonely_rows() -> None:
     a, b = graph_of([[1, 1, 0], [0, 0, 1]]), graph_of([[1, 0, 0], [0, 0, 0]])
     assert jaccard(a, b) == pytest.approx(1 / 3) and jaccard(a, a) == 1
     assert lonely_rows(a, b) == 0.5 and jaccard(graph_of([[0]]), graph_of([[0]])) == 1
+
+
+def test_a_smaller_volume_keeps_part_of_a_larger_one() -> None:
+    from ramen.graph.build import thin
+
+    matrix = sp.random(200, 50, 0.2, format="csr", rng=np.random.default_rng(0), dtype=np.float32)
+    kept = {volume: {*zip(*thin(matrix, volume, 3).nonzero(), strict=True)} for volume in (0.2, 0.5, 1.0)}
+    assert kept[0.2] < kept[0.5] < kept[1.0] == {*zip(*matrix.nonzero(), strict=True)}
+    assert len(kept[0.2]) / matrix.nnz == pytest.approx(0.2, abs=0.03)
+    assert len(kept[0.5]) / matrix.nnz == pytest.approx(0.5, abs=0.04)

@@ -1,0 +1,59 @@
+"""Zero-shot: hidden labels are in no training pair and no graph, and only they are found at test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ramen.data.dataset import Problem
+from ramen.data.subset import hide_labels
+from ramen.retrieval import search
+
+
+@pytest.fixture
+def hidden(tiny_problem: Problem) -> Problem:
+    return hide_labels(tiny_problem, 0.3, seed=1)
+
+
+def test_hidden_labels_leave_training_and_graphs_and_keep_their_texts(tiny_problem: Problem, hidden: Problem) -> None:
+    unseen = hidden.candidates
+    assert unseen is not None and 3 <= len(unseen) <= 15
+    assert not hidden.y_train[:, unseen].nnz and not hidden.filter_train[:, unseen].nnz
+    seen = np.setdiff1d(np.arange(30), unseen)
+    np.testing.assert_array_equal(hidden.y_train[:, seen].toarray(), tiny_problem.y_train[:, seen].toarray())
+    for name, anchors in hidden.anchor_sets.items():
+        assert not anchors.labels[unseen].nnz
+        np.testing.assert_array_equal(
+            anchors.labels[seen].toarray(), tiny_problem.anchor_sets[name].labels[seen].toarray()
+        )
+    assert hidden.labels.texts == tiny_problem.labels.texts
+
+
+def test_test_documents_keep_their_hidden_labels_only(tiny_problem: Problem, hidden: Problem) -> None:
+    whole = tiny_problem.y_test.toarray()
+    unseen = np.zeros(30, bool)
+    unseen[hidden.candidates] = True
+    rows = np.flatnonzero(whole[:, unseen].any(1))
+    assert hidden.test.uids == [tiny_problem.test.uids[i] for i in rows]
+    np.testing.assert_array_equal(hidden.y_test.toarray(), whole[rows] * unseen)
+
+
+def test_the_choice_is_by_seed_nested_and_survives_the_disk(tiny_problem: Problem, tmp_path: Path) -> None:
+    a, b, c = (hide_labels(tiny_problem, share, seed=s).candidates for share, s in ((0.3, 1), (0.5, 1), (0.3, 2)))
+    assert set(a) <= set(b) and set(a) != set(c)
+    hide_labels(tiny_problem, 0.3, seed=1).write(tmp_path)
+    np.testing.assert_array_equal(Problem.read(tmp_path).candidates, a)
+    tiny_problem.write(tmp_path / "plain")
+    assert Problem.read(tmp_path / "plain").candidates is None
+
+
+def test_only_candidates_are_found() -> None:
+    rng = np.random.default_rng(0)
+    documents, labels = (rng.standard_normal((n, 4)).astype(np.float32) for n in (5, 20))
+    candidates = np.array([2, 3, 11, 17])
+    found, scores = search(documents, labels, 6, candidates=candidates)
+    expected = candidates[np.argsort(-documents @ labels[candidates].T, axis=1)]
+    np.testing.assert_array_equal(found[:, :4], expected)
+    assert (found[:, 4:] == 20).all() and np.isneginf(scores[:, 4:]).all()
