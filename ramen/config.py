@@ -118,7 +118,7 @@ class Objective(Section):
     )
     lambda_task: float = knob(1.0, "weight of the task loss", "R-ICLR 3", ge=0)
     lambda_document: float = knob(0.1, "weight of each document-side regulariser", "R-ICLR 3", ge=0)
-    lambda_label: float = knob(0.1, "weight of each label-side regulariser", "R-ICLR 3", ge=0)
+    lambda_label: float = knob(0.3, "weight of each label-side regulariser; published: 0.1", ge=0)
     lambdas: dict[str, float] = knob({}, "weight of single regularisers by name, e.g. {depends.label: 0.3}")
     symmetric: bool = knob(
         True,

@@ -88,10 +88,7 @@ class Session:
         self.training, self.objective = settings.training, settings.objective
         torch.manual_seed(self.training.seed)
         self.problem = Problem.read(dataset.path)
-        self.graphs = read_graphs(graph.path) if self.objective.graphs else {}
-        if unknown := set(self.objective.anchor_sets) - set(self.problem.anchor_sets):
-            known = ", ".join(self.problem.anchor_sets)
-            raise ConfigError(f"objective.anchor_sets: {sorted(unknown)[0]!r} is no anchor set of the dataset: {known}")
+        self.graphs = self._chosen(graph.path) if self.objective.graphs else {}
         self.encoder = load_encoder(source, settings.encoder)
         self.texts = text_table(self.encoder, self.problem)
         self.checkpoints = Checkpoints(draft.work, draft.task)
@@ -101,6 +98,15 @@ class Session:
         self.validation = validation_set(self.problem, held_out)
         self.trainer = self._make_trainer(held_out, kept)
         self.use_graphs(self.graphs)
+
+    def _chosen(self, path: Path) -> dict[str, dict[str, Graph]]:
+        """The graphs of the anchor sets asked for; the others are neither sampled nor pruned nor embedded."""
+        graphs, wanted = read_graphs(path), self.objective.anchor_sets
+        if unknown := sorted(set(wanted) - set(graphs)):
+            raise ConfigError(
+                f"objective.anchor_sets: {unknown[0]!r} is no anchor set of the dataset; there are {', '.join(graphs)}"
+            )
+        return {name: sides for name, sides in graphs.items() if not wanted or name in wanted}
 
     def _told(self, documents: NDArray[np.int64]) -> BaseProblem:
         """What the base algorithm is told of some of the training documents."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ramen.artifacts import open_artifact
-from ramen.errors import Interrupted, RamenError
+from ramen.errors import ConfigError, Interrupted, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
@@ -67,6 +67,14 @@ def test_a_single_weight_overrides_its_sides_default(tiny_artifacts: dict[str, P
         record["task_loss"] + 0.5 * record["terms"]["category.document"] + 0.2 * record["terms"]["category.label"]
     )
     assert record["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_only_the_anchor_sets_asked_for_are_used(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    train(tiny_artifacts, tmp_path, changed(objective={"anchor_sets": ["links"]}))
+    assert set(history(tmp_path / "model")[0]["terms"]) == {"links.document", "links.label"}
+    assert set(read_graphs(tmp_path / "pruned_graph")) == {"links"}
+    with pytest.raises(ConfigError, match=r"'link' is no anchor set of the dataset; there are category, links"):
+        train(tiny_artifacts, tmp_path / "wrong", changed(objective={"anchor_sets": ["link"]}))
 
 
 def test_pruning_starts_from_the_original_and_obeys_the_threshold(
