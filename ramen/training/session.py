@@ -313,17 +313,18 @@ class Session:
             out[start : start + size] = own.numpy()
         return out
 
-    def write(self, draft: Draft) -> None:
-        """Write encoder, optimiser state and history."""
+    def write(self, draft: Draft, to_go_on: bool) -> None:
+        """Write encoder and history; `to_go_on`, also all that further training starts from, several times as much."""
         self.encoder.save(draft.path)
-        save_state(draft.path, self.trained, self.trainer.optimizer)
         base = self.trainer.base
-        np.savez(draft.path / BASE_FILE, **base.state())  # type: ignore[arg-type]
+        if to_go_on:
+            save_state(draft.path, self.trained, self.trainer.optimizer)
+            np.savez(draft.path / BASE_FILE, **base.state())  # type: ignore[arg-type]
+            write_json(draft.path / BANDIT_FILE, self.trainer.position.bandit)
         if base.module is not None:
             arrays = {name: value.detach().cpu().numpy() for name, value in base.module.state_dict().items()}
             write_offsets(draft.path, arrays["table"], arrays["row_of"])
         write_json(draft.path / HISTORY_FILE, self.trainer.position.history)
-        write_json(draft.path / BANDIT_FILE, self.trainer.position.bandit)
         draft.counts |= {
             "epochs": self.trainer.position.epoch,
             "steps": self.trainer.position.global_step,

@@ -34,7 +34,7 @@ def warmup(
         with session.interruptible():
             session.resume()
             session.train("warmup", min(training.warmup_epochs, training.epochs))
-    session.write(warm_model)
+    session.write(warm_model, to_go_on=True)
     return session.last_metrics()
 
 
@@ -70,7 +70,7 @@ def prune_retrain(
             context = label_context(session, rounds.pruned, labels) if objective.label_context else None
             ranked = labels if context is None else with_context(labels, context.vectors)
             classified = classify(session, classifier, model, labels, ranked)
-    session.write(model)
+    session.write(model, to_go_on=False)
     if context is not None:
         write_context(model.path, context.vectors)
     if classified is not None:
