@@ -20,6 +20,8 @@ from ramen.encoder.model import SentenceEncoder
 OFFSETS_FILE = "label_offsets.safetensors"
 CONTEXT_FILE = "label_context.safetensors"
 CLASSIFIER_FILE = "classifier.safetensors"
+LABEL_FILES = (OFFSETS_FILE, CONTEXT_FILE, CLASSIFIER_FILE)
+"""Files about labels: an index holds what they say, so a published encoder goes without them."""
 
 Vectors = NDArray[np.float32]
 

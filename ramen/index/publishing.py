@@ -10,6 +10,9 @@ Only the model registry is used, and no pickle: the model is code (`ramen/index/
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,7 +23,7 @@ import ramen
 from ramen.config import Index as Settings
 from ramen.errors import GateRefused, RamenError
 from ramen.index.registry import connect, contained, first_line, plain_errors, resolve_version
-from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE
+from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
 
 PACKAGE = Path(ramen.__file__).parent
 REQUIREMENTS = ("mlflow", "numpy", "pyarrow", "pydantic", "pyyaml", "safetensors", "scipy", "torch", "transformers")
@@ -70,7 +73,9 @@ def publish(
     client = connect()
     with plain_errors(f"registering {settings.model!r}"), contained():
         tags = _commit(client, run_id) | dict(tags)
-        model_id = _log_model(client, retriever_dir, encoder_dir, run_id, sample)
+        with tempfile.TemporaryDirectory() as folder:
+            encoder = _encoder_alone(encoder_dir, Path(folder) / "encoder", read_facts(retriever_dir)["encoder"])
+            model_id = _log_model(client, retriever_dir, encoder, run_id, sample)
         version = _create_version(client, settings.model, model_id, run_id, tags)
         try:
             smoke(f"models:/{settings.model}/{version}", sample)
@@ -164,6 +169,17 @@ def requirements() -> list[str]:
         except metadata.PackageNotFoundError:
             assert name in FAISS_WHEELS, name
     return sorted(pins)
+
+
+def _encoder_alone(model: Path, place: Path, files: Mapping[str, Any]) -> Path:
+    """A folder with only those files of the model that a retriever needs, linked where the disk allows it."""
+    for name in files:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(model / name, place / name)
+        except OSError:
+            shutil.copyfile(model / name, place / name)
+    return place
 
 
 def _log_model(client: Any, retriever_dir: Path, encoder_dir: Path, run_id: str, sample: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ def publish_index(
             "publish-index registers in MLflow, but tracking is off: unset RAMEN_TRACKING, or set index.model to "
             "'' to write the retriever without registering it"
         )
-    from ramen.encoder.labels import encode_labels, fused_labels
+    from ramen.encoder.labels import LABEL_FILES, encode_labels, fused_labels
     from ramen.encoder.loading import load_encoder
 
     labels = Texts.read(dataset.path / "texts" / "labels.parquet")
@@ -60,9 +60,8 @@ def publish_index(
     recall = _recall(built, labels_LD, sentences.encode(queries), recall_k)
 
     facts = _facts(index, labels_LD)
-    write_retriever(
-        retriever.path, built, labels.uids, labels.texts, encoder_files=model.manifest["files"], facts=facts
-    )
+    files = {name: file for name, file in model.manifest["files"].items() if name not in LABEL_FILES}
+    write_retriever(retriever.path, built, labels.uids, labels.texts, encoder_files=files, facts=facts)
     track.log({"query_ms": _query_ms(Retriever(sentences, built, labels.uids, labels.texts), queries)})
     receipt: dict[str, Any] = {
         **facts,

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ramen import config
 from ramen.artifacts import Artifact, drafts, open_artifact
 from ramen.data.dataset import Problem
+from ramen.encoder.labels import write_classifier, write_context
 from ramen.tracking import NullTracker
 
 METRICS = {"p_at_1": 40.0, "psp_at_5": 30.0, "tail/p_at_1": 10.0}
@@ -51,11 +53,18 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def artifacts(tiny_problem: Problem, encoder_folder: Path, tmp_path: Path) -> dict[str, Artifact]:
-    """Finished `dataset`, `model` and `evaluation`."""
+def artifacts(
+    tiny_problem: Problem, encoder_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> dict[str, Artifact]:
+    """Finished `dataset`, `model` and `evaluation`; with the mark `labelled`, the model knows more of its labels."""
     places = {name: tmp_path / "artifacts" / name for name in ("dataset", "model", "evaluation")}
     with drafts(places, sections={}, inputs={}, work=tmp_path / "work") as made:
         tiny_problem.write(made["dataset"].path)
         shutil.copytree(encoder_folder, made["model"].path, dirs_exist_ok=True)
+        if request.node.get_closest_marker("labelled"):
+            rng = np.random.default_rng(0)
+            write_context(made["model"].path, rng.standard_normal((30, 32)).astype(np.float32))
+            weight = rng.standard_normal((30, 32)).astype(np.float32)
+            write_classifier(made["model"].path, weight / np.linalg.norm(weight, axis=1, keepdims=True), 0.3)
         (made["evaluation"].path / "metrics.json").write_text(json.dumps(METRICS))
     return {name: open_artifact(path, name) for name, path in places.items()}

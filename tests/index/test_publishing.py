@@ -14,6 +14,7 @@ import pytest
 from ramen.artifacts import Artifact, drafts, open_artifact
 from ramen.config import Encoder, Index
 from ramen.data.dataset import Problem
+from ramen.encoder.labels import encode_labels, fused_labels
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, GateRefused, RamenError
 from ramen.index import publishing
@@ -84,6 +85,26 @@ def test_published_version_answers_like_exact_retrieval(
     receipt = _receipt(retriever)
     assert receipt["registered"] == {"name": "ramen", "version": 1, "alias": "champion", "refused": None}
     assert (receipt["labels"], receipt["dimension"], receipt["m"]) == (30, 32, 32)
+
+
+@pytest.mark.labelled
+def test_labels_are_ranked_by_all_the_model_knows_and_the_version_carries_the_encoder_alone(
+    publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_problem: Problem, tmp_path: Path
+) -> None:
+    publish(track)
+    model = artifacts["model"].path
+    encoder = load_encoder(model, Encoder())
+    whole = fused_labels(model, encode_labels(encoder, model, tiny_problem.labels.texts))
+    scores = (encoder.encode(["pepper soup"]) @ whole.T)[0]
+    best = np.argsort(-scores)[:5]
+    hits = answer("pepper soup", k=5, version="1")
+    assert [hit.uid for hit in hits] == [tiny_problem.labels.uids[i] for i in best]
+    assert [hit.score for hit in hits] == pytest.approx(scores[best], abs=1e-5)
+    import mlflow
+
+    logged = Path(mlflow.artifacts.download_artifacts("models:/ramen/1", dst_path=str(tmp_path / "down")))
+    assert list(logged.rglob("model.safetensors")) and not list(logged.rglob("label_context*"))
+    assert not list(logged.rglob("classifier.safetensors"))
 
 
 def test_logged_model_serves_from_its_own_files_without_pickle(publish: Publish, track: Any, tmp_path: Path) -> None:
