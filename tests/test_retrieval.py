@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
+from ramen import retrieval
 from ramen.errors import MissingExtra
-from ramen.evaluation import retrieval
 from ramen.retrieval import search
 
 
