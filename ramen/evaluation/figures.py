@@ -75,7 +75,9 @@ def quantile_figure(
 def gains_figure(
     rows: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]], panels: Mapping[str, str]
 ) -> Figure:
-    """Horizontal bars, a panel per metric, a bar per row of a study with its deviation over seeds.
+    """A panel per metric, a point per row of a study with its deviation over seeds.
+
+    Points, not bars: the axis does not begin at 0, since rows differ by a point or two of fifty.
 
     Args:
         rows: name -> (means, deviations) by metric, in percent; drawn from top to bottom.
@@ -91,11 +93,12 @@ def gains_figure(
         axes.grid(axis="y", visible=False)
         values = [means.get(key, 0.0) for means, _ in rows.values()]
         spreads = [deviations.get(key, 0.0) for _, deviations in rows.values()]
-        bars = axes.barh(places, values, 0.62, xerr=spreads, color=RUN, error_kw={"ecolor": INK, "elinewidth": 1})
-        axes.bar_label(bars, fmt="%.1f", fontsize=7.5, color=INK, padding=4)
-        low = min((value for value in values if value > 0), default=0.0)
-        axes.set_xlim(max(0.0, low - 0.6 * max(max(values, default=1.0) - low, 2.0)), None)
-        axes.margins(x=0.12)
+        axes.errorbar(values, places, xerr=spreads, fmt="o", ms=6, color=RUN, ecolor=INK, elinewidth=1, capsize=3)
+        for value, place in zip(values, places, strict=True):
+            axes.annotate(f"{value:.1f}", (value, place), xytext=(0, 6), textcoords="offset points",
+                          ha="center", fontsize=7.5, color=INK)  # fmt: skip
+        axes.margins(x=0.25)
+        axes.set_ylim(-0.6, len(rows) - 0.3)
         axes.set_yticks(places, list(rows) if number == 0 else [""] * len(rows))
     return figure
 
