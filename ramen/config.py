@@ -305,23 +305,33 @@ class Scoring(Section):
 class Index(Section):
     """The published retriever."""
 
-    kind: Literal["flat", "hnsw"] = knob("hnsw", "exact scan, or a navigable small-world graph")
+    kind: str = knob(
+        "auto",
+        "flat (exact scan), hnsw (small-world graph), ivfpq (compressed inverted lists), a faiss factory string such "
+        "as IVF4096,SQ8, or auto: flat up to 10,000 labels, hnsw if it fits memory_gb, else ivfpq",
+    )
+    memory_gb: float = knob(16.0, "auto, ivfpq: what the index may take in the server's memory", gt=0)
     hnsw_m: int = knob(32, "links per node of the HNSW graph", "ngame", ge=2, le=256)
     ef_construction: int = knob(200, "candidates while building the HNSW graph", "ngame", ge=8)
     ef_search: int = knob(128, "candidates while searching the HNSW graph", "ngame", ge=8)
+    nprobe: int = knob(
+        0, "inverted lists that are searched; 0 = the smallest power of two that reaches min_recall", ge=0
+    )
     build_threads: int = knob(
         0,
-        "threads that build the HNSW graph; 1 = same bytes every time, 0 = 1 up to 100,000 labels, else all cores",
+        "threads that build the index; 1 = same bytes every time, 0 = 1 up to 100,000 labels, else all cores",
         ge=0,
     )
     recall_k: int = knob(10, "ANN recall is measured at this depth against exact retrieval", ge=1)
     min_recall: float = knob(0.9, "gate: the alias moves only if ANN recall is at least this", ge=0, le=1)
-    gate_metric: str = knob(
-        "psp_at_5",
-        "gate: the alias moves only if this evaluation metric is no worse than that of the version which "
-        "holds it, when both saw the same dataset; empty = no comparison",
+    max_query_ms: float = knob(
+        0.0, "gate: the alias moves only if the median query, asked alone, takes at most this; 0 = no limit", ge=0
     )
-    gate_tolerance: float = knob(0.0, "gate: points by which gate_metric may be worse", ge=0)
+    gate: dict[str, float] = knob(
+        {"psp_at_5": 0.0},
+        "gate: metric, such as p_at_1 or tail/psp_at_5 -> points it may lose against the version that holds the "
+        "alias, when both saw the same dataset; {} = no comparison",
+    )
     model: str = knob(
         "ramen",
         "registered model name in MLflow; empty = write the retriever without registering it, the only way "

@@ -16,10 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.config import Index as Settings
-from ramen.errors import ArtifactError, MissingExtra
+from ramen.errors import ArtifactError, ConfigError, MissingExtra, RamenError
 
 SERIAL_UP_TO = 100_000
-"""Labels up to which an HNSW graph is built by one thread when `index.build_threads` is 0."""
+"""Labels up to which an index is built by one thread when `index.build_threads` is 0."""
+FLAT_UP_TO = 10_000
+"""Labels up to which `auto` scans: a millisecond or two a query, and exact."""
+POINTS_PER_LIST = 39
+"""Labels per inverted list that k-means asks for at least (faiss warns below it)."""
+
+TABLE_BYTES = 2 << 30
+"""faiss' own bound of the tables that it computes on reading, which are not in the file."""
 
 
 def load_faiss() -> Any:
@@ -33,32 +40,135 @@ def load_faiss() -> Any:
     return faiss
 
 
+def chosen_kind(labels: int, width: int, settings: Settings) -> str:
+    """What `auto` stands for, by the number of labels and the memory they may take; any other kind is itself."""
+    if settings.kind != "auto":
+        return settings.kind
+    if labels <= FLAT_UP_TO:
+        return "flat"
+    # a vector, its links at the bottom (2 M of 4 bytes) and, on average, a few above
+    each = 4 * width + 4 * (2 * settings.hnsw_m + settings.hnsw_m // 4)
+    return "hnsw" if labels * each <= settings.memory_gb * 1e9 else "ivfpq"
+
+
+def factory(labels: int, width: int, settings: Settings) -> str:
+    """The string by which `faiss.index_factory` makes the index.
+
+    IVF-PQ gets about 4 sqrt(L) lists (faiss wiki, "Guidelines to choose an index") and as many bytes a label as the
+    memory allows, at most one for two dimensions.
+    """
+    kind = chosen_kind(labels, width, settings)
+    if kind == "flat":
+        return "Flat"
+    if kind == "hnsw":
+        return f"HNSW{settings.hnsw_m},Flat"
+    if kind != "ivfpq":
+        return kind
+    lists = max(1, min(round(4 * labels**0.5), labels // POINTS_PER_LIST))
+    room = settings.memory_gb * 1e9 / labels - 8  # ids
+    codes = [size for size in range(1, width // 2 + 1) if width % size == 0 and size <= room]
+    # a code book of 256 entries needs as many labels; a small index gets 4-bit codes
+    return f"IVF{lists},PQ{max(codes, default=1)}x{8 if labels >= 256 * POINTS_PER_LIST else 4}"
+
+
 def build_index(labels_LD: NDArray[np.float32], settings: Settings) -> Any:
     """Build an inner-product index; row i gets id i.
 
-    `flat` is exact and its bytes always the same. `hnsw` (Malkov and Yashunin, 2018) is approximate; built by one
-    thread, the same vectors give the same bytes, by several they do not, because the graph depends on the order in
-    which threads insert. See `build_threads`.
+    `flat` is exact and its bytes always the same. `hnsw` (Malkov and Yashunin, 2018) and what is trained are
+    approximate; built by one thread, the same vectors give the same bytes, by several they do not, because the graph
+    depends on the order in which threads insert. See `build_threads`. Inverted lists are trained and filled on the
+    GPU where faiss has one.
 
     Args:
         labels_LD: float32 [L, D], rows of norm at most 1, L >= 1.
-        settings: kind and HNSW parameters.
+        settings: kind and its parameters.
 
     Returns:
-        faiss.IndexFlatIP or faiss.IndexHNSWFlat.
+        A faiss index on the CPU.
+
+    Raises:
+        ConfigError: `index.kind` is nothing that faiss can make of these labels.
     """
     faiss = load_faiss()
     assert labels_LD.ndim == 2 and len(labels_LD) and labels_LD.dtype == np.float32, labels_LD.shape
     assert np.linalg.norm(labels_LD, axis=1).max() <= 1.0 + 1e-3, "label vectors have a norm of at most 1"
     count, width = labels_LD.shape
-    if settings.kind == "flat":
-        index = faiss.IndexFlatIP(width)
-    else:
-        index = faiss.IndexHNSWFlat(width, settings.hnsw_m, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = settings.ef_construction
-        index.hnsw.efSearch = settings.ef_search
+    recipe = factory(count, width, settings)
+    labels_LD = np.ascontiguousarray(labels_LD)
     with _threads(faiss, build_threads(count, settings)):
-        index.add(np.ascontiguousarray(labels_LD))
+        try:
+            index = faiss.index_factory(width, recipe, faiss.METRIC_INNER_PRODUCT)
+            if isinstance(index, faiss.IndexHNSW):
+                index.hnsw.efConstruction = settings.ef_construction
+                index.hnsw.efSearch = settings.ef_search
+            index = _filled(faiss, index, labels_LD)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"index.kind = {settings.kind}: faiss can make no index {recipe!r} of {count:,} labels of width "
+                f"{width} ({_last_line(error)}); use auto, flat, hnsw, ivfpq or another factory string"
+            ) from None
+    if settings.nprobe and (lists := inverted_lists(index)) is not None:
+        lists.nprobe = min(settings.nprobe, lists.nlist)
+    return index
+
+
+def _filled(faiss: Any, index: Any, labels_LD: NDArray[np.float32]) -> Any:
+    """Train and fill; on all GPUs if the index has inverted lists, which is where the time goes."""
+    on_gpu = getattr(faiss, "get_num_gpus", int)() > 0 and inverted_lists(index) is not None
+    if on_gpu:
+        index = faiss.index_cpu_to_all_gpus(index)
+    if not index.is_trained:
+        index.train(labels_LD)
+    index.add(labels_LD)
+    return faiss.index_gpu_to_cpu(index) if on_gpu else index
+
+
+def inverted_lists(index: Any) -> Any | None:
+    """The part of an index that holds inverted lists, None if it has none."""
+    faiss = load_faiss()
+    try:
+        return faiss.extract_index_ivf(index)
+    except RuntimeError:
+        return None
+
+
+def tune(index: Any, queries_nD: NDArray[np.float32], exact_nk: NDArray[np.int64], k: int, least: float) -> None:
+    """Search the fewest inverted lists, by powers of two, whose recall reaches `least`; all if none does."""
+    lists = inverted_lists(index)
+    if lists is None:
+        return
+    lists.nprobe = 1
+    while lists.nprobe < lists.nlist and ann_recall(index, queries_nD, exact_nk, k) < least:
+        lists.nprobe = min(2 * lists.nprobe, lists.nlist)
+
+
+def changed(index: Any, keep: NDArray[np.int64], new_nD: NDArray[np.float32]) -> Any:
+    """An index without some labels and with new ones after those that stay; nothing is trained again.
+
+    Args:
+        index: changed in place.
+        keep: int64, ascending: rows that stay.
+        new_nD: float32 [n, D] vectors of new labels.
+
+    Raises:
+        RamenError: this kind of index cannot give its vectors back.
+    """
+    faiss = load_faiss()
+    with _threads(faiss, build_threads(len(keep) + len(new_nD), Settings())):
+        if len(keep) < index.ntotal:
+            try:
+                if (lists := inverted_lists(index)) is not None:
+                    lists.make_direct_map()
+                kept_nD = index.reconstruct_batch(keep)
+            except RuntimeError as error:
+                raise RamenError(
+                    f"labels cannot be removed from this index ({_last_line(error)}); run `ramen publish-index` instead"
+                ) from None
+            index.reset()
+            # compressed vectors fall on their own codes again, so what stays is found as before
+            index.add(np.ascontiguousarray(kept_nD))
+        if len(new_nD):
+            index.add(np.ascontiguousarray(new_nD))
     return index
 
 
@@ -105,18 +215,23 @@ def read_index(path: Path) -> Any:
     """Read an index file whose sha256 was checked by the caller.
 
     The checksum is what protects from foreign or flipped bytes (faiss loads a flipped payload without a word); the
-    limit set here only keeps a broken header from asking for more memory than the file can fill.
+    limit set here only keeps a broken header from asking for much more memory than the file can fill.
 
     Raises:
         ArtifactError: truncated or not an index.
     """
     faiss = load_faiss()
     try:
-        with _byte_limit(faiss, path.stat().st_size):
+        with _byte_limit(faiss, path.stat().st_size + TABLE_BYTES):
             return faiss.read_index(str(path))
     except (OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise ArtifactError(f"{path}: not a readable index ({reason}); run `ramen publish-index` again") from None
+        raise ArtifactError(
+            f"{path}: not a readable index ({_last_line(error)}); run `ramen publish-index` again"
+        ) from None
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Publish a retriever in the MLflow model registry, and move aliases.
+"""Publish a retriever in the MLflow model registry.
 
 The order keeps the alias honest: log the model under the stage's run, create a version, wait until it is READY,
-load it back through the registry and ask it, and only then let the gate decide about the alias. A failure on the
+load it back through the registry and ask it, and only then let it try for the alias (`promotion`). A failure on the
 way leaves the alias where it was; the half-made version says so in its tag `smoke`.
 
 Only the model registry is used, and no pickle: the model is code (`ramen/index/pyfunc.py`) plus files.
@@ -21,8 +21,9 @@ from typing import Any
 
 import ramen
 from ramen.config import Index as Settings
-from ramen.errors import GateRefused, RamenError
-from ramen.index.registry import connect, contained, first_line, plain_errors, resolve_version
+from ramen.errors import RamenError
+from ramen.index.promotion import FAILED, PASSED, SMOKE_TAG, offer
+from ramen.index.registry import connect, contained, first_line, plain_errors
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
 
 PACKAGE = Path(ramen.__file__).parent
@@ -64,7 +65,7 @@ def publish(
         encoder_dir: the encoder's directory.
         run_id: the MLflow run that logs the model.
         settings: names and gate.
-        tags: of the version; the gate reads `dataset`, `ann_recall` and the metric it compares.
+        tags: of the version; the gate reads `dataset`, `ann_recall`, `query_ms` and the metrics it compares.
         sample: texts to ask, at least one.
 
     Raises:
@@ -80,70 +81,16 @@ def publish(
         try:
             smoke(f"models:/{settings.model}/{version}", sample)
         except Exception as error:
-            client.set_model_version_tag(settings.model, str(version), "smoke", "failed")
+            client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, FAILED)
             kept = f"; alias {settings.alias!r} stays" if settings.alias else ""
             raise RamenError(
                 f"{settings.model} version {version} does not answer ({first_line(error)}){kept}"
             ) from error
-        client.set_model_version_tag(settings.model, str(version), "smoke", "passed")
+        client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, PASSED)
         if not settings.alias:
             return Published(settings.model, version, None, "")
-        refused = gate(tags, _champion_tags(client, settings.model, settings.alias), settings)
-        if refused:
-            client.set_model_version_tag(settings.model, str(version), "gate", refused)
-            return Published(settings.model, version, None, refused)
-        client.set_registered_model_alias(settings.model, settings.alias, str(version))
-        return Published(settings.model, version, settings.alias, "")
-
-
-def gate(candidate: Mapping[str, str], champion: Mapping[str, str] | None, settings: Settings) -> str:
-    """Why the alias must not move to the candidate; empty = it may.
-
-    Args:
-        candidate, champion: version tags; champion None = the alias points nowhere.
-        settings: `min_recall`, `gate_metric`, `gate_tolerance`.
-    """
-    recall = float(candidate["ann_recall"])
-    if recall < settings.min_recall:
-        return f"ANN recall {recall:.4f} is below index.min_recall = {settings.min_recall}; raise index.ef_search"
-    metric = settings.gate_metric
-    if not metric or champion is None or champion.get("dataset") != candidate["dataset"] or metric not in champion:
-        return ""
-    if metric not in candidate:
-        return f"the evaluation has no {metric}, which index.gate_metric compares"
-    new, old = float(candidate[metric]), float(champion[metric])
-    if not new >= old - settings.gate_tolerance:
-        return f"{metric} {new:.2f} is worse than the {old:.2f} of the version that holds the alias"
-    return ""
-
-
-def promote(name: str, alias: str, version: str, settings: Settings | None = None) -> int | None:
-    """Point an alias to a registered version, forward or back.
-
-    Args:
-        name, alias: registered model and alias.
-        version: number or alias of the version to point to.
-        settings: None = move without the gate (a rollback), else the gate must let it.
-
-    Returns:
-        The version the alias pointed to before, None if it is new.
-
-    Raises:
-        GateRefused: the gate says no.
-        RamenError: no such model or version, or the version never answered.
-    """
-    client = connect()
-    number = resolve_version(name, version)
-    with plain_errors(f"moving alias {alias!r} of {name!r}"):
-        tags = client.get_model_version(name, str(number)).tags
-        if tags.get("smoke") != "passed":
-            raise RamenError(f"{name} version {number} never answered its smoke query; publish it again")
-        before = client.get_registered_model(name).aliases.get(alias)
-        refused = gate(tags, _champion_tags(client, name, alias), settings) if settings else ""
-        if refused:
-            raise GateRefused(f"{name} version {number}: {refused}")
-        client.set_registered_model_alias(name, alias, str(number))
-    return None if before is None else int(before)
+        refused = offer(settings.model, version, settings).refused
+        return Published(settings.model, version, None if refused else settings.alias, refused)
 
 
 def smoke(uri: str, texts: Sequence[str]) -> None:
@@ -233,8 +180,3 @@ def _create_version(client: Any, name: str, model_id: str, run_id: str, tags: Ma
     if status != "READY":
         raise RamenError(f"{name} version {made.version} is {status} after {READY_SECONDS} s, not READY")
     return int(made.version)
-
-
-def _champion_tags(client: Any, name: str, alias: str) -> dict[str, str] | None:
-    number = client.get_registered_model(name).aliases.get(alias)
-    return dict(client.get_model_version(name, str(number)).tags) if number is not None else None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from pydantic import BaseModel
 
@@ -32,6 +33,8 @@ class RetrieverModel(PythonModel):  # type: ignore[misc]
     ) -> list[Answer]:
         """Answer each text with its k best labels."""
         k = int((params or {}).get("k", DEFAULT_K))
+        if k < 1:  # an exception of this kind is answered with status 400, any other with 500
+            raise MlflowException.invalid_parameter_value(f"params.k is {k}: at least 1 label must be asked for")
         return [
             Answer(
                 ids=[hit.uid for hit in hits],

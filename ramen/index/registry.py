@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -40,13 +42,7 @@ def resolve_version(name: str, version: str) -> int:
     try:
         model = client.get_registered_model(name)
     except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise RamenError(f"MLflow at {tracking_uri()}: {first_line(error)}") from error
-        names = ", ".join(sorted(found.name for found in client.search_registered_models(max_results=20)))
-        raise RamenError(
-            f"no registered model {name!r} in {tracking_uri()}; "
-            + (f"there are: {names}" if names else "none yet: `ramen publish-index` registers one")
-        ) from None
+        raise _unknown_model(client, name, error) from None
     if not version.isdigit():
         if version not in model.aliases:
             known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
@@ -56,6 +52,16 @@ def resolve_version(name: str, version: str) -> int:
     if int(version) not in found:
         raise RamenError(f"model {name!r} has no version {version}; it has: {', '.join(map(str, found)) or 'none'}")
     return int(version)
+
+
+def _unknown_model(client: Any, name: str, error: Any) -> RamenError:
+    if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+        return RamenError(f"MLflow at {tracking_uri()}: {first_line(error)}")
+    names = ", ".join(sorted(found.name for found in client.search_registered_models(max_results=20)))
+    return RamenError(
+        f"no registered model {name!r} in {tracking_uri()}; "
+        + (f"there are: {names}" if names else "none yet: `ramen publish-index` registers one")
+    )
 
 
 def load_version(name: str, version: str = "champion") -> Retriever:
@@ -68,21 +74,73 @@ def load_version(name: str, version: str = "champion") -> Retriever:
     Raises:
         RamenError: as `resolve_version`; ArtifactError for damaged files.
     """
+    number = resolve_version(name, version)
+    with version_folders(name, number) as (encoder_dir, index_dir), plain_errors(f"loading {name} version {number}"):
+        return Retriever.load(encoder_dir, index_dir)
+
+
+@contextmanager
+def version_folders(name: str, number: int) -> Iterator[tuple[Path, Path]]:
+    """The encoder's and the index's folder of a registered version, for as long as the context lasts.
+
+    Files of a local store are used in place; those of a remote one are fetched into a temporary folder.
+    """
     import mlflow
 
-    number = resolve_version(name, version)
-    # files of a local store are opened in place; those of a remote one live until the retriever is in memory
-    doing = f"loading {name} version {number}"
-    with tempfile.TemporaryDirectory(prefix="ramen-") as scratch, plain_errors(doing), contained():
-        source = connect().get_model_version_download_uri(name, str(number))
-        local = urlparse(source).scheme in ("", "file")
-        folder = Path(
-            mlflow.artifacts.download_artifacts(
-                f"models:/{name}/{number}", dst_path=None if local else scratch, tracking_uri=tracking_uri()
+    with tempfile.TemporaryDirectory(prefix="ramen-") as scratch:
+        with plain_errors(f"fetching {name} version {number}"), contained():
+            source = connect().get_model_version_download_uri(name, str(number))
+            local = urlparse(source).scheme in ("", "file")
+            folder = Path(
+                mlflow.artifacts.download_artifacts(
+                    f"models:/{name}/{number}", dst_path=None if local else scratch, tracking_uri=tracking_uri()
+                )
             )
-        )
-        places = mlflow.models.Model.load(str(folder)).flavors["python_function"]["artifacts"]
-        return Retriever.load(folder / places["encoder"]["path"], (folder / places["index"]["path"]).parent)
+            places = mlflow.models.Model.load(str(folder)).flavors["python_function"]["artifacts"]
+        yield folder / places["encoder"]["path"], (folder / places["index"]["path"]).parent
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered version: what it is, where it came from, what was measured, what the gate said.
+
+    Attributes:
+        number, aliases, run_id: as in MLflow.
+        created: milliseconds since the epoch.
+        tags: all of the version's tags (methods of `measuring` and `promotion` name them).
+    """
+
+    number: int
+    aliases: list[str]
+    created: int
+    run_id: str
+    tags: dict[str, str]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The tags that are evaluation metrics, such as `psp_at_5` and `tail/p_at_1`."""
+        return {key: float(text) for key, text in self.tags.items() if re.search(r"(^|/|_)(p|n|psp|psn|r)_at_\d", key)}
+
+
+def versions(name: str) -> list[Version]:
+    """All versions of a registered model, newest first. Raises RamenError when there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    client = connect(must_exist=True)
+    with plain_errors(f"listing {name!r}"):
+        try:
+            aliases = client.get_registered_model(name).aliases
+        except MlflowException as error:
+            raise _unknown_model(client, name, error) from None
+        found = client.search_model_versions(f"name = '{name}'", max_results=10_000)
+    held = {int(number): [] for number in aliases.values()}  # type: dict[int, list[str]]
+    for alias, number in sorted(aliases.items()):
+        held[int(number)].append(alias)
+    rows = [
+        Version(int(one.version), held.get(int(one.version), []), one.creation_timestamp, one.run_id, dict(one.tags))
+        for one in found
+    ]
+    return sorted(rows, key=lambda row: -row.number)
 
 
 def connect(must_exist: bool = False) -> Any:

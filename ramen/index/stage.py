@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-import ramen
 from ramen import config
 from ramen.artifacts import Artifact, Draft, write_text
 from ramen.data.dataset import Texts
 from ramen.errors import RamenError
-from ramen.index.build import ann_recall, build_index, exact_ids
-from ramen.index.retriever import INDEX_FILE, Retriever, write_retriever
+from ramen.index.build import ann_recall, build_index, exact_ids, tune
+from ramen.index.measuring import facts_of, folder_bytes, latencies, version_tags
+from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
 from ramen.tracking import Tracker
 
 RECALL_SAMPLE = 10_000
-LATENCY_SAMPLE = 100
 SMOKE_SAMPLE = 3
+TAGGED_SLICES = ("head", "torso", "tail")
 
 
 def publish_index(
@@ -57,12 +55,17 @@ def publish_index(
     labels_LD = fused_labels(model.path, encode_labels(sentences, model.path, labels.texts))
     built = build_index(labels_LD, index)
     recall_k = min(index.recall_k, len(labels))
-    recall = _recall(built, labels_LD, sentences.encode(queries), recall_k)
+    queries_nD = sentences.encode(queries)
+    exact_nk = exact_ids(labels_LD, queries_nD, recall_k)
+    if not index.nprobe:
+        tune(built, queries_nD, exact_nk, recall_k, index.min_recall)
+    recall = ann_recall(built, queries_nD, exact_nk, recall_k)
 
-    facts = _facts(index, labels_LD)
+    facts = facts_of(built, index, labels_LD)
     files = {name: file for name, file in model.manifest["files"].items() if name not in LABEL_FILES}
     write_retriever(retriever.path, built, labels.uids, labels.texts, encoder_files=files, facts=facts)
-    track.log({"query_ms": _query_ms(Retriever(sentences, built, labels.uids, labels.texts), queries)})
+    speed = latencies(Retriever(sentences, built, labels.uids, labels.texts), labels_LD, queries)
+    track.log(speed)
     receipt: dict[str, Any] = {
         **facts,
         f"ann_recall_at_{recall_k}": recall,
@@ -75,11 +78,13 @@ def publish_index(
         "index_bytes": float((retriever.path / INDEX_FILE).stat().st_size),
     }
     if index.model:
-        tags = _tags(index, receipt, recall, evaluation)
+        size = folder_bytes(model.path, files) + folder_bytes(retriever.path, (INDEX_FILE, LABELS_FILE))
+        tags = version_tags(facts, recall=recall, speed=speed, size=size)
+        tags |= _evaluated(evaluation, index) | {"dataset": dataset.digest, "model": model.digest}
         receipt["registered"], registered = _register(retriever, model, index, track, tags, queries)
         metrics |= registered
     write_text(retriever.path / "receipt.json", json.dumps(receipt, indent=1, sort_keys=True) + "\n")
-    retriever.counts.update(labels=len(labels), dimension=facts["dimension"], kind=index.kind)
+    retriever.counts.update(labels=len(labels), dimension=facts["dimension"], kind=facts["kind"])
     return metrics
 
 
@@ -109,49 +114,15 @@ def _register(
     return entry, {"version": float(published.version), "promoted": float(published.alias is not None)}
 
 
-def _facts(index: config.Index, labels_LD: NDArray[np.float32]) -> dict[str, Any]:
-    """Content facts of an index: what it is and how it was built."""
-    facts: dict[str, Any] = {
-        "kind": index.kind,
-        "metric": "inner_product",
-        "unit_norm": bool(np.allclose(np.linalg.norm(labels_LD, axis=1), 1.0, atol=1e-3)),
-        "labels": int(labels_LD.shape[0]),
-        "dimension": int(labels_LD.shape[1]),
-    }
-    if index.kind == "hnsw":
-        facts |= {"m": index.hnsw_m, "ef_construction": index.ef_construction, "ef_search": index.ef_search}
-    return facts
-
-
-def _tags(index: config.Index, receipt: dict[str, Any], recall: float, evaluation: Artifact) -> dict[str, str]:
-    """Tags of the registered version; headline metrics only, slices stay in the evaluation."""
+def _evaluated(evaluation: Artifact, index: config.Index) -> dict[str, str]:
+    """The evaluation as tags: the headline, head, torso and tail, and whatever the gate compares."""
     measured = json.loads((evaluation.path / "metrics.json").read_text(encoding="utf-8"))
-    headline = {key: str(value) for key, value in measured.items() if "/" not in key and _is_number(value)}
-    return headline | {
-        "ann_recall": str(recall),
-        "dataset": receipt["dataset"],
-        "index": index.kind,
-        "model": receipt["model"],
-        "ramen.version": ramen.__version__,
-    }
+    wanted = {key for key in measured if "/" not in key or key.split("/")[0] in TAGGED_SLICES} | set(index.gate)
+    return {key: str(measured[key]) for key in sorted(wanted & set(measured)) if _is_number(measured[key])}
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _recall(built: Any, labels_LD: NDArray[np.float32], queries_nD: NDArray[np.float32], k: int) -> float:
-    return ann_recall(built, queries_nD, exact_ids(labels_LD, queries_nD, k), k)
-
-
-def _query_ms(retriever: Retriever, queries: Sequence[str]) -> float:
-    """Mean wall-clock milliseconds of one query, asked one at a time: encoding and search."""
-    asked = _sample(queries, LATENCY_SAMPLE)
-    retriever.query(asked[:1])
-    start = time.perf_counter()
-    for text in asked:
-        retriever.query([text])
-    return (time.perf_counter() - start) / len(asked) * 1000
 
 
 def _sample(texts: Sequence[str], size: int) -> list[str]:

@@ -8,8 +8,20 @@ import pytest
 from numpy.typing import NDArray
 
 from ramen.config import Index
-from ramen.errors import ArtifactError, MissingExtra
-from ramen.index.build import SERIAL_UP_TO, ann_recall, build_index, build_threads, exact_ids, read_index, write_index
+from ramen.errors import ArtifactError, ConfigError, MissingExtra
+from ramen.index.build import (
+    SERIAL_UP_TO,
+    ann_recall,
+    build_index,
+    build_threads,
+    chosen_kind,
+    exact_ids,
+    factory,
+    inverted_lists,
+    read_index,
+    tune,
+    write_index,
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +64,59 @@ def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
     scores = build_index(vectors, Index(kind="hnsw")).search(queries, 1)[0][:, 0]
     np.testing.assert_allclose(scores, (queries @ vectors.T).max(1), rtol=1e-5)
     assert ann_recall(build_index(vectors, narrow), queries, truth, 10) < wide - 0.1
+
+
+@pytest.mark.parametrize(
+    ("labels", "memory_gb", "expected"),
+    [
+        (10_000, 16, "flat"),
+        (10_001, 16, "hnsw"),
+        (1_000_000, 16, "hnsw"),
+        (1_000_000, 1, "ivfpq"),
+        (5000, 0.001, "flat"),
+    ],
+)
+def test_auto_goes_by_labels_and_memory(labels: int, memory_gb: float, expected: str) -> None:
+    assert chosen_kind(labels, 384, Index(memory_gb=memory_gb)) == expected
+
+
+def test_memory_that_is_estimated_is_what_hnsw_takes(vectors: NDArray[np.float32], tmp_path: Path) -> None:
+    write_index(build_index(vectors, Index(kind="hnsw")), tmp_path / "i")
+    taken = (tmp_path / "i").stat().st_size / len(vectors)
+    for budget, expected in ((1.05, "hnsw"), (0.95, "ivfpq")):
+        assert chosen_kind(1_000_000, 24, Index(memory_gb=1e-9 * 1_000_000 * taken * budget)) == expected
+
+
+def test_compressed_lists_fit_their_memory_and_are_searched_until_recall_is_reached(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = _unit(rng.normal(size=(100, 32))[rng.integers(100, size=12_000)] + 0.3 * rng.normal(size=(12_000, 32)))
+    asked = _unit(rows[:300] + 0.1 * rng.normal(size=(300, 32)))
+    truth = exact_ids(rows, asked, 10)
+    budget = Index(kind="ivfpq", memory_gb=1e-9 * 12_000 * 25)
+    index = build_index(rows, budget)
+    codes = inverted_lists(index)
+    assert factory(12_000, 32, budget) == "IVF307,PQ16x8" and codes.code_size == 16
+    found = []
+    for least in (0.0, 0.6, 1.0):
+        tune(index, asked, truth, 10, least)
+        found.append((codes.nprobe, ann_recall(index, asked, truth, 10)))
+    assert found[0][0] == 1 and found[1][1] >= 0.6 and found[2][0] == codes.nlist
+    assert found[0][0] < found[1][0] < found[2][0] and found[0][1] < found[1][1] <= found[2][1] < 1
+    write_index(index, tmp_path / "i")
+    assert inverted_lists(read_index(tmp_path / "i")).nprobe == codes.nlist
+    fixed = build_index(rows, Index(kind="ivfpq", nprobe=7))
+    assert inverted_lists(fixed).nprobe == 7
+
+
+def test_factory_string_is_taken_and_nonsense_refused(
+    vectors: NDArray[np.float32], queries: NDArray[np.float32]
+) -> None:
+    index = build_index(vectors, Index(kind="IVF16,SQ8", nprobe=16))
+    assert ann_recall(index, queries, exact_ids(vectors, queries, 10), 10) > 0.95
+    with pytest.raises(ConfigError, match="index.kind = lsh-of-sorts: faiss can make no index"):
+        build_index(vectors, Index(kind="lsh-of-sorts"))
+    with pytest.raises(ConfigError, match="no index 'IVF16,PQ7' of 3,000 labels of width 24"):
+        build_index(vectors, Index(kind="IVF16,PQ7"))
 
 
 def test_recall_counts_the_share_of_the_true_top_k(vectors: NDArray[np.float32]) -> None:

@@ -1,0 +1,241 @@
+"""Which registered version an alias points to: the gate, and moving the alias forward and back.
+
+The registry has no compare-and-set, so a publisher that moved the alias looks again: it lists the versions that
+passed the gate against the same former holder and, if one of them is better, hands the alias over. Each publisher
+tags its version before it moves the alias and looks after, so the last one to move sees all the others, and the
+alias ends with the best. An alias is only ever given to a version that was loaded and asked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramen.config import Index as Settings
+from ramen.errors import GateRefused, RamenError
+from ramen.index.registry import connect, plain_errors, resolve_version
+
+SMOKE_TAG, GATE_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
+    "smoke", "gate", "gate.reason", "gate.against", "gate.compared",
+)  # fmt: skip
+PASSED, REFUSED, FAILED, WITHDRAWN = "passed", "refused", "failed", "withdrawn"
+NOBODY = "none"
+"""In `gate.against`: the alias pointed nowhere."""
+ROUNDS = 20
+"""Times a publisher looks again before it leaves the alias to the others."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the gate said, and the numbers it said it on.
+
+    Attributes:
+        against: number of the version that held the alias, None when there was none.
+        reasons: why the alias must not move; none = it may.
+        compared: metric -> (candidate, holder, tolerated loss).
+    """
+
+    against: int | None
+    reasons: list[str] = field(default_factory=list)
+    compared: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> str:
+        """The reasons in one line; empty when the gate is open."""
+        return "; ".join(self.reasons)
+
+    def tags(self) -> dict[str, str]:
+        """The decision as tags of the version."""
+        return {
+            GATE_TAG: REFUSED if self.reasons else PASSED,
+            REASON_TAG: self.refused,
+            AGAINST_TAG: str(self.against) if self.against is not None else NOBODY,
+            COMPARED_TAG: json.dumps(self.compared),
+        }
+
+
+def gate(
+    candidate: Mapping[str, str], holder: Mapping[str, str] | None, settings: Settings, against: int | None = None
+) -> Decision:
+    """Decide whether the alias may move to the candidate.
+
+    Its own figures are held to `min_recall` and `max_query_ms`. Metrics are compared with the holder's when both saw
+    the same dataset; one that the holder does not report is not compared.
+
+    Args:
+        candidate, holder: version tags; holder None = the alias points nowhere.
+        settings: `min_recall`, `max_query_ms`, `gate`.
+        against: the holder's number.
+    """
+    decision = Decision(against)
+    reasons = decision.reasons
+    recall = _number(candidate, "ann_recall")
+    if not recall >= settings.min_recall:
+        reasons.append(f"ANN recall {recall:.4f} is below index.min_recall = {settings.min_recall:g}; "
+                       "raise index.ef_search, or index.nprobe, or use index.kind=flat")  # fmt: skip
+    if settings.max_query_ms and not _number(candidate, "query_ms") <= settings.max_query_ms:
+        reasons.append(
+            f"a query takes {_number(candidate, 'query_ms'):.1f} ms, more than index.max_query_ms = "
+            f"{settings.max_query_ms:g}"
+        )
+    if holder is None or holder.get("dataset") != candidate.get("dataset"):
+        return decision
+    for metric, tolerance in settings.gate.items():
+        if metric not in holder:
+            continue
+        if metric not in candidate:
+            reasons.append(f"the evaluation has no {metric}, which index.gate compares")
+            continue
+        new, old = _number(candidate, metric), _number(holder, metric)
+        decision.compared[metric] = (new, old, tolerance)
+        if not new >= old - tolerance:
+            reasons.append(
+                f"{metric} {new:.2f} is worse than the {old:.2f} of version {against}"
+                + (f" by more than {tolerance:g}" if tolerance else "")
+            )
+    return decision
+
+
+def offer(name: str, version: int, settings: Settings) -> Decision:
+    """Let a version that answered try for `settings.alias`: gate, tag the decision, move, look again.
+
+    Returns:
+        The last decision; refused when another publisher's version, published meanwhile, is better.
+    """
+    client = connect()
+    for _ in range(ROUNDS):
+        decision = _judge(client, name, version, settings)
+        if decision.reasons:
+            return decision
+        if _holder(client, name, settings.alias) != decision.against:
+            continue  # moved while the gate was thinking
+        _move(client, name, settings.alias, version, decision.against)
+        rival = _best(client, name, version, decision, settings)
+        if rival != version:
+            yielded = Decision(rival, [f"version {rival}, published at the same time, is better"])
+            _tag(client, name, version, yielded.tags())
+            _move(client, name, settings.alias, rival, decision.against)
+            return yielded
+        if _holder(client, name, settings.alias) == version:
+            break
+    return decision
+
+
+def _judge(client: Any, name: str, version: int, settings: Settings) -> Decision:
+    """The gate's decision against whoever holds the alias now; it is on the version's tags."""
+    holder = _holder(client, name, settings.alias)
+    held = None if holder in (None, version) else _tags(client, name, holder)
+    decision = gate(_tags(client, name, version), held, settings, holder)
+    _tag(client, name, version, decision.tags())
+    return decision
+
+
+def _best(client: Any, name: str, version: int, decision: Decision, settings: Settings) -> int:
+    """The best of the versions that passed the gate against the same holder and were not withdrawn since."""
+    own = _tags(client, name, version)
+    metric = next(iter(settings.gate), "")
+    rivals = {version: own}
+    for one in client.search_model_versions(f"name = '{name}'"):
+        tags = dict(one.tags)
+        passed = tags.get(SMOKE_TAG) == PASSED and tags.get(GATE_TAG) == PASSED
+        if passed and tags.get(AGAINST_TAG) == own[AGAINST_TAG] and tags.get("dataset") == own.get("dataset"):
+            rivals[int(one.version)] = tags
+    return max(rivals, key=lambda number: (_number(rivals[number], metric) if metric in own else 0.0, number))
+
+
+def promote(name: str, alias: str, version: str, settings: Settings | None = None) -> int | None:
+    """Point an alias to a registered version, forward or back.
+
+    Args:
+        name, alias: registered model and alias.
+        version: number or alias of the version to point to.
+        settings: None = move without the gate, else the gate must let it.
+
+    Returns:
+        The version the alias pointed to before, None if it is new.
+
+    Raises:
+        GateRefused: the gate says no; the decision is on the version.
+        RamenError: no such model or version, or the version never answered.
+    """
+    client = connect()
+    number = resolve_version(name, version)
+    with plain_errors(f"moving alias {alias!r} of {name!r}"):
+        tags = _tags(client, name, number)
+        if tags.get(SMOKE_TAG) != PASSED:
+            raise RamenError(f"{name} version {number} never answered its smoke query; publish it again")
+        before = _holder(client, name, alias)
+        if before == number:
+            return before
+        if settings is not None:
+            decision = gate(tags, None if before is None else _tags(client, name, before), settings, before)
+            _tag(client, name, number, decision.tags())
+            if decision.reasons:
+                raise GateRefused(f"{name} version {number}: {decision.refused}")
+        _withdraw(client, name, before)
+        _move(client, name, alias, number, before)
+    return before
+
+
+def rollback(name: str, alias: str) -> tuple[int, int]:
+    """Point an alias to the version that held it before the present one took it.
+
+    Returns:
+        (version left, version taken up again).
+
+    Raises:
+        RamenError: the alias points nowhere, or nothing held it before.
+    """
+    client = connect()
+    holder = resolve_version(name, alias)
+    with plain_errors(f"rolling back alias {alias!r} of {name!r}"):
+        before = _tags(client, name, holder).get(_before_tag(alias), NOBODY)
+        if before == NOBODY:
+            raise RamenError(
+                f"nothing held alias {alias!r} of {name!r} before version {holder}; "
+                "`ramen registry` lists the versions, `ramen promote N` takes any of them"
+            )
+        resolve_version(name, before)
+        _withdraw(client, name, holder)
+        client.set_registered_model_alias(name, alias, before)
+    return holder, int(before)
+
+
+def _withdraw(client: Any, name: str, version: int | None) -> None:
+    """Note that a person took the alias from a version, so that no publisher hands it back."""
+    if version is not None:
+        client.set_model_version_tag(name, str(version), GATE_TAG, WITHDRAWN)
+
+
+def _move(client: Any, name: str, alias: str, version: int, before: int | None) -> None:
+    """Give the alias to a version, which keeps in a tag who held it before."""
+    client.set_model_version_tag(name, str(version), _before_tag(alias), str(before) if before else NOBODY)
+    client.set_registered_model_alias(name, alias, str(version))
+
+
+def _before_tag(alias: str) -> str:
+    return f"alias.{alias}.before"
+
+
+def _holder(client: Any, name: str, alias: str) -> int | None:
+    number = client.get_registered_model(name).aliases.get(alias)
+    return None if number is None else int(number)
+
+
+def _tags(client: Any, name: str, version: int | None) -> dict[str, str]:
+    return dict(client.get_model_version(name, str(version)).tags)
+
+
+def _tag(client: Any, name: str, version: int, tags: Mapping[str, str]) -> None:
+    for key, value in tags.items():
+        client.set_model_version_tag(name, str(version), key, value)
+
+
+def _number(tags: Mapping[str, str], key: str) -> float:
+    try:
+        return float(tags[key])
+    except (KeyError, ValueError):
+        return math.nan

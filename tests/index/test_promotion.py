@@ -1,0 +1,116 @@
+"""The alias that serves: history, hand-made moves, and publishers that run at the same time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramen.config import Index
+from ramen.errors import GateRefused, RamenError
+from ramen.index import promotion
+from ramen.index.promotion import offer, promote, rollback
+from ramen.index.registry import resolve_version
+
+GATE = Index(gate={"psp_at_5": 0.0})
+
+
+@pytest.fixture
+def client(store: Path) -> Any:
+    from mlflow import MlflowClient
+
+    made = MlflowClient(f"sqlite:///{store}")
+    made.create_registered_model("ramen")
+    return made
+
+
+def _answering(client: Any, psp: float, **tags: str) -> int:
+    """A registered version that passed its smoke query."""
+    known = {"smoke": "passed", "ann_recall": "1.0", "dataset": "d", "psp_at_5": str(psp), **tags}
+    return int(client.create_model_version("ramen", "file:///nowhere", tags=known).version)
+
+
+def _tags(client: Any, version: int) -> dict[str, str]:
+    return dict(client.get_model_version("ramen", str(version)).tags)
+
+
+def test_decision_and_its_numbers_are_on_the_version(client: Any) -> None:
+    first, second, third = (_answering(client, psp) for psp in (30.0, 31.0, 29.0))
+    assert not offer("ramen", first, GATE).reasons
+    assert not offer("ramen", second, GATE).reasons
+    refused = offer("ramen", third, GATE)
+    assert "29.00 is worse than the 31.00 of version 2" in refused.refused
+    assert resolve_version("ramen", "champion") == second
+    assert (_tags(client, first)["gate"], _tags(client, first)["gate.against"]) == ("passed", "none")
+    assert (_tags(client, second)["gate"], _tags(client, second)["gate.against"]) == ("passed", "1")
+    tags = _tags(client, third)
+    assert tags["gate"] == "refused" and tags["gate.reason"] == refused.refused
+    assert json.loads(tags["gate.compared"]) == {"psp_at_5": [29.0, 31.0, 0.0]}
+
+
+def test_rollback_walks_back_through_the_holders_and_says_when_there_is_none(client: Any) -> None:
+    for psp in (30.0, 31.0, 32.0):
+        offer("ramen", _answering(client, psp), GATE)
+    assert rollback("ramen", "champion") == (3, 2)
+    assert rollback("ramen", "champion") == (2, 1)
+    with pytest.raises(RamenError, match="nothing held alias 'champion' of 'ramen' before version 1"):
+        rollback("ramen", "champion")
+    assert resolve_version("ramen", "champion") == 1
+    assert promote("ramen", "champion", "3") == 1
+    assert rollback("ramen", "champion") == (3, 1)
+
+
+def test_no_publisher_hands_a_rolled_back_version_the_alias_again(client: Any) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+    offer("ramen", _answering(client, 35.0), GATE)
+    rollback("ramen", "champion")
+    assert not offer("ramen", _answering(client, 31.0), GATE).reasons
+    assert resolve_version("ramen", "champion") == 3
+
+
+def test_promotion_by_hand_asks_the_gate_and_records_it(client: Any) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+    worse = _answering(client, 29.0)
+    with pytest.raises(GateRefused, match="29.00 is worse"):
+        promote("ramen", "champion", str(worse), GATE)
+    assert _tags(client, worse)["gate"] == "refused" and resolve_version("ramen", "champion") == 1
+    assert promote("ramen", "champion", str(worse)) == 1
+    assert resolve_version("ramen", "champion") == worse
+    assert promote("ramen", "champion", str(worse), GATE) == worse, "it already holds it"
+
+
+@pytest.mark.parametrize("better_is_slow", [True, False])
+@pytest.mark.parametrize("moment", ["_judge", "_move", "_best"])
+def test_of_two_publishers_at_once_the_better_keeps_the_alias(
+    client: Any, monkeypatch: pytest.MonkeyPatch, moment: str, better_is_slow: bool
+) -> None:
+    """The slow publisher stands still before each step of its way while the other one runs from end to end."""
+    offer("ramen", _answering(client, 30.0), GATE)
+    slow = _answering(client, 32.0 if better_is_slow else 31.0)
+    quick = _answering(client, 31.0 if better_is_slow else 32.0)
+    original = getattr(promotion, moment)
+
+    def late(*args: Any) -> Any:
+        monkeypatch.setattr(promotion, moment, original)
+        offer("ramen", quick, GATE)
+        return original(*args)
+
+    monkeypatch.setattr(promotion, moment, late)
+    offer("ramen", slow, GATE)
+    assert resolve_version("ramen", "champion") == (slow if better_is_slow else quick)
+
+
+def test_many_publishing_processes_leave_the_best_in_place(client: Any, store: Path) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+    scores = {_answering(client, psp): psp for psp in (31.0, 33.5, 29.0, 33.0)}
+    script = "import sys; from ramen.config import Index; from ramen.index.promotion import offer\n"
+    script += "offer('ramen', int(sys.argv[1]), Index(gate={'psp_at_5': 0.0}))"
+    env = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{store}"}
+    workers = [subprocess.Popen([sys.executable, "-c", script, str(version)], env=env) for version in scores]
+    assert [worker.wait(120) for worker in workers] == [0] * len(workers)
+    assert resolve_version("ramen", "champion") == max(scores, key=lambda version: scores[version])
