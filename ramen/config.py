@@ -307,10 +307,10 @@ class Index(Section):
 
     kind: str = knob(
         "auto",
-        "flat (exact scan), hnsw (small-world graph), ivfpq (compressed inverted lists), a faiss factory string such "
-        "as IVF4096,SQ8, or auto: flat up to 10,000 labels, hnsw if it fits memory_gb, else ivfpq",
+        "flat (exact scan), hnsw (small-world graph), ivf (inverted lists, compressed until they fit memory_gb), a "
+        "faiss factory string such as IVF4096,PQ48, or auto: flat up to 10,000 labels, hnsw if it fits, else ivf",
     )
-    memory_gb: float = knob(16.0, "auto, ivfpq: what the index may take in the server's memory", gt=0)
+    memory_gb: float = knob(16.0, "auto, ivf: what the index may take in the server's memory", gt=0)
     hnsw_m: int = knob(32, "links per node of the HNSW graph", "ngame", ge=2, le=256)
     ef_construction: int = knob(200, "candidates while building the HNSW graph", "ngame", ge=8)
     ef_search: int = knob(128, "candidates while searching the HNSW graph", "ngame", ge=8)

@@ -48,27 +48,28 @@ def chosen_kind(labels: int, width: int, settings: Settings) -> str:
         return "flat"
     # a vector, its links at the bottom (2 M of 4 bytes) and, on average, a few above
     each = 4 * width + 4 * (2 * settings.hnsw_m + settings.hnsw_m // 4)
-    return "hnsw" if labels * each <= settings.memory_gb * 1e9 else "ivfpq"
+    return "hnsw" if labels * each <= settings.memory_gb * 1e9 else "ivf"
 
 
 def factory(labels: int, width: int, settings: Settings) -> str:
     """The string by which `faiss.index_factory` makes the index.
 
-    IVF-PQ gets about 4 sqrt(L) lists (faiss wiki, "Guidelines to choose an index") and as many bytes a label as the
-    memory allows, at most one for two dimensions.
+    `ivf` gets about 4 sqrt(L) lists (faiss wiki, "Guidelines to choose an index") and the least compressed codes that
+    fit the memory: a byte a dimension, half a byte, or product quantisation of 8 or more dimensions to a byte.
     """
     kind = chosen_kind(labels, width, settings)
     if kind == "flat":
         return "Flat"
     if kind == "hnsw":
         return f"HNSW{settings.hnsw_m},Flat"
-    if kind != "ivfpq":
+    if kind != "ivf":
         return kind
     lists = max(1, min(round(4 * labels**0.5), labels // POINTS_PER_LIST))
     room = settings.memory_gb * 1e9 / labels - 8  # ids
-    codes = [size for size in range(1, width // 2 + 1) if width % size == 0 and size <= room]
-    # a code book of 256 entries needs as many labels; a small index gets 4-bit codes
-    return f"IVF{lists},PQ{max(codes, default=1)}x{8 if labels >= 256 * POINTS_PER_LIST else 4}"
+    sizes = [size for size in range(width // 8, 0, -1) if width % size == 0] or [1]
+    codes = {"SQ8": width, "SQ4": (width + 1) // 2} | {f"PQ{size}": size for size in sizes}
+    fits = [code for code, size in codes.items() if size <= room]
+    return f"IVF{lists},{fits[0] if fits else list(codes)[-1]}"
 
 
 def build_index(labels_LD: NDArray[np.float32], settings: Settings) -> Any:
@@ -105,7 +106,7 @@ def build_index(labels_LD: NDArray[np.float32], settings: Settings) -> Any:
         except RuntimeError as error:
             raise ConfigError(
                 f"index.kind = {settings.kind}: faiss can make no index {recipe!r} of {count:,} labels of width "
-                f"{width} ({_last_line(error)}); use auto, flat, hnsw, ivfpq or another factory string"
+                f"{width} ({_last_line(error)}); use auto, flat, hnsw, ivf or another factory string"
             ) from None
     if settings.nprobe and (lists := inverted_lists(index)) is not None:
         lists.nprobe = min(settings.nprobe, lists.nlist)

@@ -72,7 +72,7 @@ def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
         (10_000, 16, "flat"),
         (10_001, 16, "hnsw"),
         (1_000_000, 16, "hnsw"),
-        (1_000_000, 1, "ivfpq"),
+        (1_000_000, 1, "ivf"),
         (5000, 0.001, "flat"),
     ],
 )
@@ -83,7 +83,7 @@ def test_auto_goes_by_labels_and_memory(labels: int, memory_gb: float, expected:
 def test_memory_that_is_estimated_is_what_hnsw_takes(vectors: NDArray[np.float32], tmp_path: Path) -> None:
     write_index(build_index(vectors, Index(kind="hnsw")), tmp_path / "i")
     taken = (tmp_path / "i").stat().st_size / len(vectors)
-    for budget, expected in ((1.05, "hnsw"), (0.95, "ivfpq")):
+    for budget, expected in ((1.05, "hnsw"), (0.95, "ivf")):
         assert chosen_kind(1_000_000, 24, Index(memory_gb=1e-9 * 1_000_000 * taken * budget)) == expected
 
 
@@ -92,10 +92,13 @@ def test_compressed_lists_fit_their_memory_and_are_searched_until_recall_is_reac
     rows = _unit(rng.normal(size=(100, 32))[rng.integers(100, size=12_000)] + 0.3 * rng.normal(size=(12_000, 32)))
     asked = _unit(rows[:300] + 0.1 * rng.normal(size=(300, 32)))
     truth = exact_ids(rows, asked, 10)
-    budget = Index(kind="ivfpq", memory_gb=1e-9 * 12_000 * 25)
+    sizes = {40: "SQ8", 24: "SQ4", 23: "PQ4", 10: "PQ2", 1: "PQ1"}
+    made = {room: factory(12_000, 32, Index(kind="ivf", memory_gb=1e-9 * 12_000 * room)) for room in sizes}
+    assert made == {room: f"IVF307,{code}" for room, code in sizes.items()}
+    budget = Index(kind="ivf", memory_gb=1e-9 * 12_000 * 24)
     index = build_index(rows, budget)
     codes = inverted_lists(index)
-    assert factory(12_000, 32, budget) == "IVF307,PQ16x8" and codes.code_size == 16
+    assert codes.code_size == 16
     found = []
     for least in (0.0, 0.6, 1.0):
         tune(index, asked, truth, 10, least)
@@ -104,7 +107,7 @@ def test_compressed_lists_fit_their_memory_and_are_searched_until_recall_is_reac
     assert found[0][0] < found[1][0] < found[2][0] and found[0][1] < found[1][1] <= found[2][1] < 1
     write_index(index, tmp_path / "i")
     assert inverted_lists(read_index(tmp_path / "i")).nprobe == codes.nlist
-    fixed = build_index(rows, Index(kind="ivfpq", nprobe=7))
+    fixed = build_index(rows, Index(kind="ivf", nprobe=7))
     assert inverted_lists(fixed).nprobe == 7
 
 

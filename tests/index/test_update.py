@@ -110,7 +110,7 @@ def test_changes_are_read_and_broken_lines_named(tmp_path: Path) -> None:
         read_changes(tmp_path / "nowhere.jsonl", None)
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq", "IVF32,SQ8", "PCA16,IVF16,Flat"])
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf", "IVF32,PQ6x4", "PCA16,IVF16,Flat"])
 def test_changed_index_finds_what_a_new_one_finds(kind: str, unit_rows: NDArray[np.float32]) -> None:
     settings = Index(kind=kind, nprobe=16)
     first, later = unit_rows[:2000], unit_rows[2000:]
