@@ -10,6 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from pydantic import BaseModel
 
+from ramen.index.combining import Combiner
 from ramen.index.retriever import DEFAULT_K, Retriever
 
 
@@ -26,7 +27,8 @@ class RetrieverModel(PythonModel):  # type: ignore[misc]
 
     def load_context(self, context: PythonModelContext) -> None:
         """Open the files that were logged with the version."""
-        self.retriever = Retriever.load(Path(context.artifacts["encoder"]), Path(context.artifacts["index"]).parent)
+        index = Path(context.artifacts["index"]).parent
+        self.retriever = Combiner(Retriever.load(Path(context.artifacts["encoder"]), index))
 
     def predict(
         self, context: PythonModelContext, model_input: list[str], params: dict[str, Any] | None = None

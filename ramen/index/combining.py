@@ -1,0 +1,59 @@
+"""Answer the requests that wait together in one batch.
+
+A server answers each request in a thread of its own. Encoding eight texts at once costs little more than encoding one,
+and eight encoders at once fight for the cores; so whoever gets its turn answers everybody who waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ramen.index.retriever import Hit, Retriever
+
+
+@dataclass
+class _Request:
+    texts: Sequence[str]
+    k: int
+    answer: list[list[Hit]] = field(default_factory=list)
+    error: Exception | None = None
+    done: bool = False
+
+
+class Combiner:
+    """Thread-safe `query` of a retriever; one batch is encoded at a time."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        self.retriever = retriever
+        self._turn, self._door = threading.Lock(), threading.Lock()
+        self._waiting: list[_Request] = []
+
+    def query(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
+        """As `Retriever.query`; raises what it raises for these texts, not for those of others."""
+        request = _Request(texts, k)
+        with self._door:
+            self._waiting.append(request)
+        with self._turn:
+            if not request.done:
+                with self._door:
+                    batch, self._waiting = self._waiting, []
+                self._answer(batch)
+        if request.error is not None:
+            raise request.error
+        return request.answer
+
+    def _answer(self, batch: Sequence[_Request]) -> None:
+        try:
+            texts = [text for request in batch for text in request.texts]
+            hits = iter(self.retriever.query(texts, max(request.k for request in batch)))
+            for request in batch:
+                request.answer = [next(hits)[: request.k] for _ in request.texts]
+                request.done = True
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].error, batch[0].done = error, True
+                return
+            for request in batch:  # one of them is to blame: each for itself
+                self._answer([request])
