@@ -13,6 +13,7 @@ from ramen.artifacts import open_artifact, write_json
 from ramen.errors import RamenError
 from ramen.stages import STAGES, run_stage
 from ramen.tracking import open_tracker
+from ramen.versioning import push_outputs
 
 REPORTS = {"ingest": "validation/index.html", "evaluate": "report.html"}
 """Stage -> page of its first artifact that the KFP UI shows."""
@@ -44,6 +45,7 @@ def run_step(
                 outputs={name: paths[name] for name in table.writes},
                 track=track,
             )
+            push_outputs({name: paths[name] for name in table.writes}, track)
     except RamenError as error:
         print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None

@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -217,6 +218,29 @@ def list_pipeline_runs(limit: int = 1000) -> list[PipelineRun]:
         )
         for run in found
     ]
+
+
+def run_files(run_id: str, folder: str) -> dict[str, str]:
+    """Text files that a pipeline's run or its stages keep under a folder: name -> content; a later run's wins.
+
+    Args:
+        run_id: parent run of a pipeline.
+        folder: as given to `Tracker.artifact`.
+
+    Raises:
+        RamenError: the store cannot be reached.
+    """
+    store = Store.connect(run_id)
+    children = store.client.search_runs(
+        [store.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'", order_by=["start_time ASC"]
+    )
+    found: dict[str, str] = {}
+    for run in [run_id, *(child.info.run_id for child in children)]:
+        for entry in store.client.list_artifacts(run, folder):
+            with tempfile.TemporaryDirectory() as scratch:
+                place = store.client.download_artifacts(run, entry.path, scratch)
+                found[Path(entry.path).name] = Path(place).read_text(encoding="utf-8")
+    return found
 
 
 @dataclass(frozen=True)

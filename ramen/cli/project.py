@@ -97,3 +97,36 @@ def sync(check: bool) -> None:
     if check and changed:
         click.echo("error: run `ramen sync` and commit", err=True)
         raise SystemExit(1)
+
+
+@click.command("dvc-adopt", short_help="Take the data of a cluster run into this DVC repository.")
+@click.argument("run")
+@click.option(
+    "--to", type=PATH, metavar="DIR", help="Folder for the pointers.  [default: adopted/ and the run's first 8 digits]"
+)
+def dvc_adopt(run: str, to: Path | None) -> None:
+    """Write the DVC pointers that a run's pods pushed (RAMEN_DVC_REMOTE) into this repository.
+
+    RUN is a pipeline run in MLflow, by name or the beginning of its id; of several, the newest. `dvc pull` then brings
+    exactly that dataset and these graphs. The remote is added to .dvc/config if it is not there; access keys come
+    from the environment.
+
+    \b
+    Examples:
+      ramen dvc-adopt 3f2a91c0
+      dvc pull -R adopted/3f2a91c0
+      ramen warmup --dataset adopted/3f2a91c0/dataset --graph adopted/3f2a91c0/graph
+    """
+    from ramen.cli.runs import select
+    from ramen.errors import RamenError
+    from ramen.tracking import list_pipeline_runs, run_files
+    from ramen.versioning import FOLDER, REMOTE_ENV, Pointer, adopt
+
+    chosen = select(list_pipeline_runs(), [run])[0]
+    pointers = [Pointer.from_yaml(text) for _, text in sorted(run_files(chosen.run_id, FOLDER).items())]
+    if not pointers:
+        raise RamenError(f"run {chosen.name} ({chosen.run_id[:8]}) pushed nothing; was {REMOTE_ENV} set in its pods?")
+    folder = to or Path("adopted") / chosen.run_id[:8]
+    for path, pointer in zip(adopt(pointers, folder), pointers, strict=True):
+        click.echo(f"{path}  {pointer.files} files, {pointer.size:,} bytes, {pointer.remote}")
+    click.echo(f"bring the files: dvc pull -R {folder}", err=True)
