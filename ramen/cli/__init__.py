@@ -46,7 +46,7 @@ cli.add(
 )
 cli.add("Use", use.query, runs.compare, ablate)
 cli.add("Registry", registry.registry, registry.promote, registry.rollback, registry.index_update)
-cli.add("Project", project.fetch, project.config, project.compile, project.sync, project.dvc_adopt)
+cli.add("Project", project.fetch, project.config, project.compile, project.sync, project.dvc_adopt, project.tracking)
 
 
 PROCESS_DEFAULTS = {

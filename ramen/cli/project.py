@@ -130,3 +130,28 @@ def dvc_adopt(run: str, to: Path | None) -> None:
     for path, pointer in zip(adopt(pointers, folder), pointers, strict=True):
         click.echo(f"{path}  {pointer.files} files, {pointer.size:,} bytes, {pointer.remote}")
     click.echo(f"bring the files: dvc pull -R {folder}", err=True)
+
+
+@click.group(short_help="What was kept while the tracking store was out of reach.")
+def tracking() -> None:
+    """What runs kept on disk while the tracking store was out of reach."""
+
+
+@tracking.command(short_help="Send it.")
+@click.option(
+    "--spool", type=PATH, metavar="DIR", help="Folder of the journals.  [default: RAMEN_SPOOL, .ramen/tracking]"
+)
+def push(spool: Path | None) -> None:
+    """Send what runs kept to the store of MLFLOW_TRACKING_URI; a second call after an error goes on where it was.
+
+    \b
+    Example:
+      ramen tracking push --spool /workspace/spool
+    """
+    from ramen.tracking import push_kept
+
+    sent, left = push_kept(spool)
+    if left:
+        click.echo(f"sent {sent} writes; {left} are still kept: the store went away again")
+        raise SystemExit(1)
+    click.echo(f"sent {sent} writes" if sent else "nothing is kept")

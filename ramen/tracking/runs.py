@@ -1,4 +1,4 @@
-"""Tracking: a small protocol, a tracker that does nothing, and MLflow.
+"""Runs in MLflow.
 
 One parent run per pipeline run, one child per stage, one grandchild per pruning round. The parent is found in
 this order, so that every front gives the same picture:
@@ -9,7 +9,8 @@ this order, so that every front gives the same picture:
    by whichever stage comes first;
 4. none: the stage's run stands alone.
 
-mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tracking off.
+A store that cannot be reached when a stage starts ends it: nothing is lost yet. From then on all writes go through a
+`Journal`, so an outage stops nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ import json
 import logging
 import math
 import os
-import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ramen.errors import Interrupted, RamenError
 from ramen.processes import rank
 from ramen.provenance import pipeline_key, provenance
+from ramen.tracking.journal import Journal, kept, patience, reason, spool
+from ramen.tracking.protocol import NullTracker, Tracker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,58 +43,10 @@ SWITCH_ENV = "RAMEN_TRACKING"
 PIPELINE_TAG = "ramen.pipeline"
 KEY_TAG = "ramen.pipeline_key"
 ERROR_TAG = "ramen.error"
+FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+"""When a stage starts: a wrong address should be told in seconds."""
 PARAM_LIMIT = 500
 """Characters of a parameter's value that are kept; config.yaml on the parent holds everything."""
-
-
-class Tracker(Protocol):
-    """What a stage may report. All calls are cheap and may be made from rank 0 only."""
-
-    def params(self, values: Mapping[str, Any]) -> None:
-        """Record flat parameters."""
-
-    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record metrics, at a step if there is one."""
-
-    def headline(self, metrics: Mapping[str, float]) -> None:
-        """Record metrics on this run and on its pipeline's parent, so that pipelines compare row by row."""
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Set tags on this run."""
-
-    def dataset(self, name: str, digest: str, source: str) -> None:
-        """Record an input artifact."""
-
-    def artifact(self, path: Path, folder: str = "") -> None:
-        """Store a file or a folder with the run."""
-
-    def figure(self, figure: Figure, name: str) -> None:
-        """Store a matplotlib figure as `name`.png."""
-
-    def child(self, name: str, tags: Mapping[str, str] | None = None) -> AbstractContextManager[Tracker]:
-        """Open a nested run."""
-
-    @property
-    def run_id(self) -> str | None:
-        """Id of this run, None when nothing is tracked."""
-
-
-class NullTracker:
-    """Accepts everything, does nothing."""
-
-    run_id: str | None = None
-
-    def params(self, values: Mapping[str, Any]) -> None: ...
-    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None: ...
-    def headline(self, metrics: Mapping[str, float]) -> None: ...
-    def tags(self, values: Mapping[str, str]) -> None: ...
-    def dataset(self, name: str, digest: str, source: str) -> None: ...
-    def artifact(self, path: Path, folder: str = "") -> None: ...
-    def figure(self, figure: Figure, name: str) -> None: ...
-
-    @contextmanager
-    def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
-        yield self
 
 
 @contextmanager
@@ -109,18 +64,18 @@ def open_tracker(stage: str) -> Iterator[Tracker]:
         yield NullTracker()
         return
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # popped: children of a stage must not take the run for theirs
-    store = Store.connect(given)
     tags = provenance() | {"ramen.stage": stage}
-    if given:
-        tracker = MlflowTracker(store, given, store.parent_of(given))
-        tracker.tags(tags)
-        with store.ending(given):
-            yield tracker
-        return
-    with store.parent() as parent:
-        run_id = store.create(stage, parent, tags)
-        with store.ending(run_id):
-            yield MlflowTracker(store, run_id, parent)
+    with Store.opened(given) as store:
+        if given:
+            tracker = MlflowTracker(store, given, store.parent_of(given))
+            tracker.tags(tags)
+            with store.ending(given):
+                yield tracker
+            return
+        with store.parent() as parent:
+            run_id = store.create(stage, parent, tags)
+            with store.ending(run_id):
+                yield MlflowTracker(store, run_id, parent)
 
 
 @contextmanager
@@ -144,31 +99,60 @@ def start_pipeline_run(
     if tracking_is_off():
         yield None
         return
-    store = Store.connect()
-    run_id = store.create(name, None, provenance() | {PIPELINE_TAG: "true"} | dict(tags or {}))
-    store.client.log_text(run_id, config_yaml, "config.yaml")
-    MlflowTracker(store, run_id, None).params(flat_params(sections or {}))
-    before = os.environ.get(PARENT_ENV)
-    os.environ[PARENT_ENV] = run_id
-    try:
-        with store.ending(run_id):
-            yield run_id
-    finally:
-        if before is None:
-            del os.environ[PARENT_ENV]
-        else:
-            os.environ[PARENT_ENV] = before
+    with Store.opened() as store:
+        run_id = store.create(name, None, provenance() | {PIPELINE_TAG: "true"} | dict(tags or {}))
+        store.client.log_text(run_id, config_yaml, "config.yaml")
+        MlflowTracker(store, run_id, None).params(flat_params(sections or {}))
+        before = os.environ.get(PARENT_ENV)
+        os.environ[PARENT_ENV] = run_id
+        try:
+            with store.ending(run_id):
+                yield run_id
+        finally:
+            if before is None:
+                del os.environ[PARENT_ENV]
+            else:
+                os.environ[PARENT_ENV] = before
 
 
 def record_cached(stage: str, metrics: Mapping[str, float]) -> None:
     """File a stage whose result came from a cache: a child of the running pipeline, tagged `ramen.cached`."""
     if tracking_is_off():
         return
-    store = Store.connect()
-    with store.parent() as parent:
+    with Store.opened() as store, store.parent() as parent:
         run_id = store.create(stage, parent, provenance() | {"ramen.stage": stage, "ramen.cached": "true"})
         with store.ending(run_id):
             MlflowTracker(store, run_id, parent).log(metrics)
+
+
+def push_kept(folder: Path | None = None) -> tuple[int, int]:
+    """Send what runs kept while the store was out of reach.
+
+    Args:
+        folder: of the journals; None = `RAMEN_SPOOL`, by default .ramen/tracking.
+
+    Returns:
+        Writes sent, and writes that are still kept (the store went away again, or their run is still under way).
+
+    Raises:
+        RamenError: the store cannot be reached.
+    """
+    folder = folder or spool()
+    found = kept(folder)
+    if not found:
+        return 0, 0
+    client = Store.connect().client
+    sent = left = 0
+    for place in found:
+        journal = Journal.reopen(client, place)
+        if journal is None:
+            print(f"{place}: its run is under way and sends it itself", file=sys.stderr)
+            continue
+        before = journal.pending
+        journal.send()
+        journal.release()
+        sent, left = sent + before - journal.pending, left + journal.pending
+    return sent, left
 
 
 def flat_params(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -245,10 +229,21 @@ def run_files(run_id: str, folder: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Store:
-    """A reachable MLflow store and the experiment of this project."""
+    """A reachable MLflow store and the experiment of this project; writes to it survive an outage."""
 
     client: Any
     experiment_id: str
+    journal: Journal
+
+    @classmethod
+    @contextmanager
+    def opened(cls, run_id: str | None = None) -> Iterator[Store]:
+        """As `connect`; at the end, what an outage held back is sent, or said to be kept."""
+        store = cls.connect(run_id)
+        try:
+            yield store
+        finally:
+            store.journal.close()
 
     @classmethod
     def connect(cls, run_id: str | None = None) -> Store:
@@ -262,12 +257,12 @@ class Store:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
 
-        for noisy in ("alembic", "mlflow"):  # after the import, which sets levels of its own
+        for noisy in ("alembic", "mlflow", "urllib3"):  # after the import, which sets levels of its own
             logging.getLogger(noisy).setLevel(logging.ERROR)
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         try:
-            with _few_retries():
+            with patience(FEW_RETRIES):
                 client = mlflow.MlflowClient()
                 if run_id:
                     experiment = client.get_run(run_id).info.experiment_id
@@ -277,16 +272,15 @@ class Store:
                     experiment = _experiment(client, name)
         except Exception as error:
             raise RamenError(
-                f"MLflow store {mlflow.get_tracking_uri()}: cannot be used ({_reason(error)}); "
+                f"MLflow store {mlflow.get_tracking_uri()}: cannot be used ({reason(error)}); "
                 f"check MLFLOW_TRACKING_URI, or set {SWITCH_ENV}=off"
             ) from error
-        return cls(client, str(experiment))
+        return cls(client, str(experiment), Journal(client, spool(), mlflow.get_tracking_uri()))
 
     def create(self, name: str, parent: str | None, tags: Mapping[str, str]) -> str:
         """Open a run, nested under `parent` if there is one."""
         nested = {"mlflow.parentRunId": parent} if parent else {}
-        run = self.client.create_run(self.experiment_id, run_name=name, tags={**tags, **nested})
-        return str(run.info.run_id)
+        return self.journal.create_run(self.experiment_id, name, {**tags, **nested})
 
     def parent_of(self, run_id: str) -> str | None:
         """Parent of a run, if it is nested."""
@@ -321,72 +315,65 @@ class Store:
         try:
             yield
         except (KeyboardInterrupt, Interrupted):
-            self.client.set_terminated(run_id, "KILLED")
+            self._end(run_id, "KILLED")
             raise
         except BaseException as error:
-            self.client.set_tag(run_id, ERROR_TAG, _reason(error)[:500])
-            self.client.set_terminated(run_id, "FAILED")
+            self.journal.write("tags", run_id, values={ERROR_TAG: reason(error)[:500]})
+            self._end(run_id, "FAILED")
             raise
-        self.client.set_terminated(run_id, "FINISHED")
+        self._end(run_id, "FINISHED")
+
+    def _end(self, run_id: str, status: str) -> None:
+        self.journal.write("end", run_id, status=status, time=int(time.time() * 1000))
 
 
 class MlflowTracker:
     """Reports to an MLflow run; explicit run ids throughout, so nothing global is touched."""
 
     def __init__(self, store: Store, run_id: str, parent: str | None) -> None:
-        self._store, self._client = store, store.client
+        self._store, self._write = store, store.journal.write
         self.run_id: str | None = run_id
         self.id, self._parent = run_id, parent
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Record on this run, and on the parent what it does not hold yet, so that pipelines compare by parameters."""
-        from mlflow.entities import Param
-
         flat = {key: _short(value) for key, value in values.items()}
-        for run in (self.id, *([self._parent] if self._parent else [])):
-            known = self._client.get_run(run).data.params
-            new = [Param(key, value) for key, value in flat.items() if key not in known]
-            self._client.log_batch(run, params=new)
+        for run in self._lineage():
+            self._write("params", run, values=flat)
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Record finite values; a value that is not finite would spoil the chart and is tagged instead."""
         self._log(self.id, metrics, step)
 
     def headline(self, metrics: Mapping[str, float]) -> None:
-        for run in (self.id, *([self._parent] if self._parent else [])):
+        for run in self._lineage():
             self._log(run, metrics, None)
 
-    def _log(self, run: str, metrics: Mapping[str, float], step: int | None) -> None:
-        from mlflow.entities import Metric
+    def _lineage(self) -> list[str]:
+        return [self.id, *([self._parent] if self._parent else [])]
 
+    def _log(self, run: str, metrics: Mapping[str, float], step: int | None) -> None:
         now = int(time.time() * 1000)
         finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
-        for key in metrics.keys() - finite.keys():
-            self._client.set_tag(run, f"ramen.not_finite.{key.replace('/', '.')}", str(metrics[key]))
-        entries = [Metric(key, value, now, step or 0) for key, value in finite.items()]
-        for start in range(0, len(entries), 900):  # the API takes 1,000 at a time
-            self._client.log_batch(run, metrics=entries[start : start + 900])
+        if odd := {f"ramen.not_finite.{key.replace('/', '.')}": str(metrics[key]) for key in metrics.keys() - finite}:
+            self._write("tags", run, values=odd)
+        self._write("metrics", run, points=[[key, value, now, step or 0] for key, value in finite.items()])
 
     def tags(self, values: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        self._client.log_batch(self.id, tags=[RunTag(key, str(value)) for key, value in values.items()])
+        self._write("tags", self.id, values={key: str(value) for key, value in values.items()})
 
     def dataset(self, name: str, digest: str, source: str) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
         # the store keeps 36 characters of a digest
-        entity = Dataset(name, digest[:36], "local", json.dumps({"uri": source}))
-        self._client.log_inputs(self.id, [DatasetInput(entity, [InputTag("mlflow.data.context", name)])])
+        self._write("dataset", self.id, name=name, digest=digest[:36], source=source)
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        if path.is_dir():
-            self._client.log_artifacts(self.id, str(path), folder or None)
-        else:
-            self._client.log_artifact(self.id, str(path), folder or None)
+        self._write("artifact", self.id, file=path, folder=folder)
 
     def figure(self, figure: Figure, name: str) -> None:
-        self._client.log_figure(self.id, figure, f"figures/{name}.png")
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / f"{name}.png"
+            figure.savefig(file)
+            self._write("artifact", self.id, file=file, folder="figures")
 
     @contextmanager
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
@@ -411,26 +398,3 @@ def _experiment(client: Any, name: str) -> Any:
             if not found:
                 raise
     return found.experiment_id
-
-
-def _reason(error: BaseException) -> str:
-    """First line of an error; of a failed request only what the network said, at the end of a long nested text."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
-    return cause.group(1) if cause else lines[0]
-
-
-@contextmanager
-def _few_retries() -> Iterator[None]:
-    """Ask a server that may be out of reach for seconds only; MLflow's own patience is many silent minutes.
-
-    Later calls, with a run under way, have MLflow's own patience again.
-    """
-    impatience = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
-    added = {key: value for key, value in impatience.items() if key not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for key in added:
-            os.environ.pop(key, None)

@@ -1,0 +1,31 @@
+"""Tracking: a small protocol, a tracker that does nothing, and MLflow.
+
+mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tracking off.
+"""
+
+from ramen.tracking.protocol import NullTracker, Tracker
+from ramen.tracking.runs import (
+    PipelineRun,
+    flat_params,
+    list_pipeline_runs,
+    open_tracker,
+    push_kept,
+    record_cached,
+    run_files,
+    start_pipeline_run,
+    tracking_is_off,
+)
+
+__all__ = [
+    "NullTracker",
+    "PipelineRun",
+    "Tracker",
+    "flat_params",
+    "list_pipeline_runs",
+    "open_tracker",
+    "push_kept",
+    "record_cached",
+    "run_files",
+    "start_pipeline_run",
+    "tracking_is_off",
+]

@@ -1,0 +1,284 @@
+"""Writes to an MLflow store that may be out of reach: bounded retries, then a journal on disk, sent later.
+
+Training must not die, nor stand still, because a tracking server restarts. A write that fails after a few retries is
+appended to a journal, and so is everything after it, so the order stays; every `TRY_AGAIN` seconds, and when the run
+ends, the journal is sent. What is left then is sent by `ramen tracking push`.
+
+A journal is a folder: `writes.jsonl` (a write per line, its files beside it), `sent.json` (how far it was sent, and
+which run stands for which placeholder) and `lock`, held by the process that writes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from ramen.artifacts import write_json
+
+SPOOL_ENV = "RAMEN_SPOOL"
+"""Folder of the journals; by default .ramen/tracking in the working directory. In a pod: a volume that outlives it."""
+TRY_AGAIN = 60.0
+"""Seconds between two attempts to send a journal."""
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+"""Of a write: about a minute. MLflow's own patience is many silent minutes."""
+IMPATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+"""While the store is known to be out of reach."""
+MISTAKES = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
+"""MLflow's codes for a write that no later attempt makes good."""
+
+WRITES, SENT, LOCK, FILES = "writes.jsonl", "sent.json", "lock", "files"
+
+
+class Journal:
+    """Carries out writes on an MLflow client, or keeps them until it can.
+
+    Args:
+        client: MlflowClient.
+        folder: where the journals of all processes go; this one makes a folder of its own when it needs one.
+        uri: tracking URI, kept with the journal (without user and password).
+    """
+
+    def __init__(self, client: Any, folder: Path, uri: str = "") -> None:
+        self._client, self._spool, self._uri = client, folder, uri
+        self._folder: Path | None = None
+        self._lock: TextIO | None = None
+        self._ids: dict[str, str] = {}
+        self._kept = self._sent = 0
+        self._next_try = 0.0
+
+    @classmethod
+    def reopen(cls, client: Any, folder: Path) -> Journal | None:
+        """Take over a journal that its process left; None while that process lives."""
+        journal = cls(client, folder.parent)
+        journal._folder, journal._lock = folder, (folder / LOCK).open("a")
+        try:
+            fcntl.flock(journal._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            journal._lock.close()
+            return None
+        journal._kept = len(_lines(folder / WRITES))
+        if (folder / SENT).is_file():
+            progress = json.loads((folder / SENT).read_text(encoding="utf-8"))
+            journal._sent, journal._ids = progress["sent"], progress["ids"]
+        return journal
+
+    @property
+    def pending(self) -> int:
+        """Writes that the store does not have yet."""
+        return self._kept - self._sent
+
+    def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
+        """Open a run; returns its id, a placeholder if the store is out of reach."""
+        if self._online():
+            try:
+                with patience(PATIENCE):
+                    return str(self._create(experiment, name, tags))
+            except Exception as error:
+                self._lost(error)
+        placeholder = f"kept-{uuid.uuid4().hex}"
+        self._keep({"write": "create_run", "run": placeholder, "experiment": experiment, "name": name,
+                    "tags": dict(tags), "time": _now()})  # fmt: skip
+        return placeholder
+
+    def write(self, write: str, run: str, file: Path | None = None, **values: Any) -> None:
+        """One write: a name of `_WRITES`, its run, its values, and a file or folder that goes with it."""
+        if self._online():
+            try:
+                with patience(PATIENCE):
+                    _WRITES[write](self._client, self._ids.get(run, run), file=file, **values)
+                return
+            except Exception as error:
+                self._lost(error)
+        self._keep({"write": write, "run": run, "values": values}, file)
+
+    def send(self) -> bool:
+        """Send what is kept, in order; True when nothing is left. Killed on the way, it goes on where it was."""
+        if self._folder is None:
+            return True
+        rows = _lines(self._folder / WRITES)
+        with patience(IMPATIENCE):
+            for number in range(self._sent, len(rows)):
+                row = json.loads(rows[number])
+                try:
+                    self._carry_out(row)
+                except Exception as error:
+                    if not _out_of_reach(error):
+                        print(f"warning: a write was refused and is dropped: {reason(error)}", file=sys.stderr)
+                    else:
+                        self._next_try = time.monotonic() + TRY_AGAIN
+                        return False
+                self._sent = number + 1
+                write_json(self._folder / SENT, {"sent": self._sent, "ids": self._ids})
+        shutil.rmtree(self._folder)
+        self.release()
+        self._folder, self._kept, self._sent = None, 0, 0
+        return True
+
+    def close(self) -> None:
+        """Send what can be sent, and say what could not."""
+        if not self.send():
+            print(
+                f"warning: the tracking store is out of reach; {self.pending} writes are kept in {self._folder}: "
+                "`ramen tracking push` sends them",
+                file=sys.stderr,
+                flush=True,
+            )
+            self.release()
+
+    def release(self) -> None:
+        """Leave the journal on disk to others."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _online(self) -> bool:
+        if self._folder is not None and time.monotonic() >= self._next_try and self.send():
+            print("the tracking store is back; everything kept was sent", file=sys.stderr, flush=True)
+        return self._folder is None
+
+    def _lost(self, error: Exception) -> None:
+        """Begin a journal, unless the error is one that no later attempt makes good."""
+        if not _out_of_reach(error):
+            raise error
+        self._folder = self._spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        (self._folder / FILES).mkdir(parents=True)
+        self._lock = (self._folder / LOCK).open("a")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (self._folder / "uri").write_text(_without_user(self._uri), encoding="utf-8")
+        self._next_try = time.monotonic() + TRY_AGAIN
+        print(
+            f"warning: the tracking store is out of reach ({reason(error)}); writes are kept in {self._folder}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _keep(self, row: dict[str, Any], file: Path | None = None) -> None:
+        assert self._folder is not None
+        if file is not None:
+            place = self._folder / FILES / str(self._kept) / file.name
+            place.parent.mkdir()
+            shutil.copytree(file, place) if file.is_dir() else shutil.copyfile(file, place)
+            row["file"] = str(place.relative_to(self._folder))
+        with (self._folder / WRITES).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._kept += 1
+
+    def _carry_out(self, row: dict[str, Any]) -> None:
+        assert self._folder is not None
+        if row["write"] == "create_run":
+            self._ids[row["run"]] = self._create(row["experiment"], row["name"], row["tags"], row["time"])
+            return
+        file = self._folder / row["file"] if "file" in row else None
+        _WRITES[row["write"]](self._client, self._ids.get(row["run"], row["run"]), file=file, **row["values"])
+
+    def _create(self, experiment: str, name: str, tags: Mapping[str, str], start: int | None = None) -> str:
+        parent = tags.get("mlflow.parentRunId")
+        own = {**tags, **({"mlflow.parentRunId": self._ids.get(parent, parent)} if parent else {})}
+        run = self._client.create_run(experiment, run_name=name, tags=own, start_time=start)
+        return str(run.info.run_id)
+
+
+def _params(client: Any, run: str, *, values: dict[str, str], file: Path | None = None) -> None:
+    """Parameters a run does not hold yet; MLflow refuses to change one."""
+    from mlflow.entities import Param
+
+    known = client.get_run(run).data.params
+    client.log_batch(run, params=[Param(key, value) for key, value in values.items() if key not in known])
+
+
+def _metrics(client: Any, run: str, *, points: list[list[Any]], file: Path | None = None) -> None:
+    from mlflow.entities import Metric
+
+    for start in range(0, len(points), 900):  # the API takes 1,000 at a time
+        client.log_batch(run, metrics=[Metric(*point) for point in points[start : start + 900]])
+
+
+def _tags(client: Any, run: str, *, values: dict[str, str], file: Path | None = None) -> None:
+    from mlflow.entities import RunTag
+
+    client.log_batch(run, tags=[RunTag(key, value) for key, value in values.items()])
+
+
+def _dataset(client: Any, run: str, *, name: str, digest: str, source: str, file: Path | None = None) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    entity = Dataset(name, digest, "local", json.dumps({"uri": source}))
+    client.log_inputs(run, [DatasetInput(entity, [InputTag("mlflow.data.context", name)])])
+
+
+def _artifact(client: Any, run: str, *, folder: str, file: Path | None = None) -> None:
+    assert file is not None
+    if file.is_dir():
+        client.log_artifacts(run, str(file), folder or None)
+    else:
+        client.log_artifact(run, str(file), folder or None)
+
+
+def _end(client: Any, run: str, *, status: str, time: int, file: Path | None = None) -> None:
+    client.set_terminated(run, status, time)
+
+
+_WRITES: dict[str, Callable[..., None]] = {
+    "params": _params, "metrics": _metrics, "tags": _tags, "dataset": _dataset, "artifact": _artifact, "end": _end,
+}  # fmt: skip
+
+
+def spool() -> Path:
+    """Folder of the journals."""
+    return Path(os.environ.get(SPOOL_ENV) or Path(".ramen") / "tracking")
+
+
+def kept(folder: Path) -> list[Path]:
+    """Journals in a folder, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"*/{WRITES}"))
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines; a last one that a kill cut off is no write."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text.split("\n")[:-1]
+
+
+def _out_of_reach(error: Exception) -> bool:
+    """Whether a later attempt may succeed: no answer, an error of the server, or keys that it does not take."""
+    return getattr(error, "error_code", "") not in MISTAKES and not isinstance(error, TypeError | AssertionError)
+
+
+def reason(error: BaseException) -> str:
+    """First line of an error; of a failed request only what the network said, at the end of a long nested text."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
+    return cause.group(1) if cause else lines[0]
+
+
+def _without_user(uri: str) -> str:
+    scheme, _, rest = uri.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else uri
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+@contextmanager
+def patience(values: Mapping[str, str]) -> Iterator[None]:
+    """MLflow's retries and time limits, unless the caller's environment sets them."""
+    added = {key: value for key, value in values.items() if key not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)
