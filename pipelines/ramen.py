@@ -11,7 +11,20 @@ from components.ingest.component import ingest
 from components.prune_retrain.component import prune_retrain
 from components.publish_index.component import publish_index
 from components.warmup.component import warmup
-from pipelines.resources import GPU, GPU_POOL, MLFLOW_KEYS, MLFLOW_SECRET, RESOURCES, USER
+from pipelines.resources import (
+    GPU,
+    GPU_POOL,
+    MLFLOW_KEYS,
+    MLFLOW_SECRET,
+    RESOURCES,
+    SETTINGS,
+    SETTINGS_KEYS,
+    STORE_KEYS,
+    STORE_SECRET,
+    USER,
+    WORK_CLAIM,
+    WORK_PATH,
+)
 from ramen.config import Config
 from ramen.stages import STAGES
 
@@ -107,6 +120,11 @@ def place(task: Any, stage: str, *, retry: bool) -> None:
         kubernetes.add_toleration(task, key=GPU, operator="Exists", effect="NoSchedule")
         # data loaders and gather across processes go through /dev/shm, 64 MiB by default
         kubernetes.empty_dir_mount(task, "dshm", "/dev/shm", medium="Memory", size_limit=need.shared_memory)
+    if STAGES[stage].parallel:
+        # hours of work: what a lost node leaves there, the next pod goes on from
+        kubernetes.mount_pvc(task, WORK_CLAIM, WORK_PATH)
     kubernetes.use_secret_as_env(task, MLFLOW_SECRET, {key: key for key in MLFLOW_KEYS}, optional=True)
+    kubernetes.use_secret_as_env(task, STORE_SECRET, {key: key for key in STORE_KEYS}, optional=True)
+    kubernetes.use_config_map_as_env(task, SETTINGS, {key: key for key in SETTINGS_KEYS}, optional=True)
     kubernetes.use_field_path_as_env(task, "KFP_RUN_ID", "metadata.labels['pipeline/runid']")
     kubernetes.set_security_context(task, run_as_user=USER, run_as_group=USER, run_as_non_root=True)

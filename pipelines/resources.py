@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NAMESPACE = "ramen"
+"""Namespace of the manifests in infra/kustomize; the runs' own namespace is the submitter's."""
+
+SERVICE_ACCOUNT = "ramen-pipeline"
+"""Account that the steps run as, with the rights that infra/kustomize gives it."""
+
 GPU = "nvidia.com/gpu"
-GPU_POOL = ("cloud.google.com/gke-nodepool", "gpu")
-"""Label of the GPU node pool, as (key, value)."""
+GPU_POOL = ("ramen.dev/pool", "gpu")
+"""Label of the GPU nodes, as (key, value); put it on whatever pool shall train."""
 
 MLFLOW_SECRET = "ramen-mlflow"
 """Secret whose keys become the MLFLOW_* variables of a pod; optional, so a cluster without MLflow still runs."""
 
 MLFLOW_KEYS = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+
+STORE_SECRET = "ramen-object-store"
+"""Secret with the keys of the object store that holds DVC's remote and MLflow's artifacts; optional."""
+
+STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+SETTINGS = "ramen-settings"
+"""Config map of what is no secret; optional."""
+
+SETTINGS_KEYS = ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "RAMEN_DVC_REMOTE", "RAMEN_WORK", "RAMEN_SPOOL")
+
+WORK_CLAIM, WORK_PATH = "ramen-work", "/mnt/ramen"
+"""Volume claim, and where training steps mount it: checkpoints and kept tracking outlive a pod there."""
 
 USER = 1000
 """User and group the containers run as."""

@@ -208,6 +208,11 @@ class Base(Section):
     refresh_from: int = knob(10, "epoch before which the encoder is first looked at to cluster or mine", "ngame", ge=0)
     refresh_every: int = knob(5, "epochs between two looks", "R-ICLR T16", ge=1)
     mined: int = knob(1, "ance, dexml: mined negatives per document and step, shared by the step", "DEXML", ge=0)
+    random_negatives: float = knob(
+        0.0,
+        "labels drawn uniformly that compete in each step, as a share of its rows; 0 = those of the step only",
+        ge=0,
+    )
     shortlist: int = knob(100, "ance, dexml: nearest labels, true ones left out, to draw from", "DEXML", ge=1)
     cluster_size: int = knob(4, "ngame, dexa: documents per cluster at first", "DEXA", ge=1)
     cluster_double_every: int = knob(25, "ngame, dexa: epochs in which clusters double", "R-ICLR T16", ge=1)

@@ -27,7 +27,7 @@ from ramen.errors import ArtifactError, Interrupted
 from ramen.processes import rank
 from ramen.stopping import on_stop
 from ramen.tracking import NullTracker, Tracker, flat_params
-from ramen.work import claim, release, work_directory
+from ramen.work import alone, claim, release, work_directory
 
 PACKAGE = Path(__file__).parent
 
@@ -206,19 +206,20 @@ def run_stage(
         if not computed:  # else it finishes: renaming the outputs is not to be cut in two
             raise Interrupted("stopped on request; nothing was changed")
 
-    try:
-        with on_stop(stop), drafts(outputs, sections=plain, inputs=opened, work=work, task=task) as written:
-            claim(work, task, outputs)
-            try:
-                metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
-            except Exception as error:
-                if reason := failed_io(error):
-                    raise ArtifactError(f"{name}: {reason}; no output was changed") from error
-                raise
-            computed = True
-    finally:
-        release(work)
-    shutil.rmtree(work, ignore_errors=True)
+    with alone(work, task):
+        try:
+            with on_stop(stop), drafts(outputs, sections=plain, inputs=opened, work=work, task=task) as written:
+                claim(work, task, outputs)
+                try:
+                    metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
+                except Exception as error:
+                    if reason := failed_io(error):
+                        raise ArtifactError(f"{name}: {reason}; no output was changed") from error
+                    raise
+                computed = True
+        finally:
+            release(work)
+        shutil.rmtree(work, ignore_errors=True)
     track.log(metrics)
     return metrics
 

@@ -7,11 +7,14 @@ is refused: someone may not want to lose hours of training over a changed knob.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,32 @@ def work_directory(task: Mapping[str, Any]) -> Path:
     key = json.dumps([task[part] for part in ("stage", "sections", "inputs", "code")], sort_keys=True)
     root = Path(os.environ.get(WORK_ENV, ".ramen/work"))
     return root / f"{task['stage']}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+@contextmanager
+def alone(work: Path, task: Mapping[str, Any]) -> Iterator[None]:
+    """Hold the lock of a work directory; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        ArtifactError: another process, maybe on another machine, is at the same task.
+    """
+    root = work.parent / ".locks"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / work.name).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise ArtifactError(
+                f"{task['stage']}: {lock.read().strip() or 'another process'} is at the very same task and writes "
+                f"checkpoints to {work}; wait for it, or give this one another {WORK_ENV}"
+            ) from None
+        except OSError:
+            pass  # a file system without locks: as before there were any
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield
 
 
 def claim(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str | os.PathLike[str]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -95,3 +96,22 @@ def test_a_missing_input_is_named() -> None:
     with pytest.raises(ArtifactError, match="artifacts/dataset: no manifest.json"):
         run_stage("read", sections={})
     assert not Path("artifacts/graph").exists()
+
+
+def test_a_second_process_at_the_same_task_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
+    from ramen.work import alone, work_directory
+
+    task = {"stage": "write", "sections": {}, "inputs": {}, "code": "x"}
+    work = work_directory(task)
+    script = "import sys, time; from pathlib import Path; from ramen.work import alone\n"
+    script += "with alone(Path(sys.argv[1]), {'stage': 'write'}): print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script, str(work)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with (
+            pytest.raises(ArtifactError, match=f"process {other.pid} on .* is at the very same task"),
+            alone(work, task),
+        ):
+            pass
+        other.kill()
+    with alone(work, task):  # a killed process holds nothing
+        pass

@@ -11,7 +11,7 @@ import os
 
 import click
 
-from ramen.cli import project, registry, runs, use
+from ramen.cli import cluster, project, registry, runs, use
 from ramen.cli.ablate import ablate
 from ramen.cli.base import CommandGroup
 from ramen.cli.stages import stage_command
@@ -44,9 +44,10 @@ cli.add(
     runs.run,
     *(stage_command(stage) for stage in STAGES.values()),
 )
+cli.add("Cluster", cluster.submit, cluster.dvc_adopt, cluster.tracking)
 cli.add("Use", use.query, runs.compare, ablate)
 cli.add("Registry", registry.registry, registry.promote, registry.rollback, registry.index_update)
-cli.add("Project", project.fetch, project.config, project.compile, project.sync, project.dvc_adopt, project.tracking)
+cli.add("Project", project.fetch, project.config, project.compile, project.sync)
 
 
 PROCESS_DEFAULTS = {

@@ -217,7 +217,8 @@ class StepSampler:
         """Step `index` of the epoch whose `order` is given."""
         rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         documents, chosen = self.base.pairs(rows, keyed_rng(self.seed, "positives", epoch, index))
-        further = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
+        mined = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
+        further = np.union1d(mined, self._random(len(documents), (epoch, index)))
         # a label that few documents have is hardly ever chosen; drawn uniformly, it is regularised all the same
         pulled = np.union1d(chosen, self._further((epoch, index)))
         labels = np.union1d(pulled, further)
@@ -227,6 +228,13 @@ class StepSampler:
         mask |= texts[None, :] == self.label_texts[chosen][:, None]
         anchors = self._anchors({"train": documents, "labels": pulled}, labels, (epoch, index))
         return Step(documents, labels, positive, mask, anchors)
+
+    def _random(self, rows: int, position: tuple[int, int]) -> Ints:
+        """Labels that compete without belonging to a document of the step, drawn uniformly."""
+        labels = self.base.problem.y.shape[1]
+        count = min(round(self.base.settings.random_negatives * rows), labels)
+        drawn: Ints = keyed_rng(self.seed, "random", *position).choice(labels, count, replace=False)
+        return drawn
 
     def _further(self, position: tuple[int, int]) -> Ints:
         count = min(round(self.further_labels * self.batch_size), len(self._anchored))

@@ -18,7 +18,18 @@ import yaml
 
 from components.image import IMAGE
 from pipelines.compiling import compiled_text
-from pipelines.resources import GPU, GPU_POOL, MLFLOW_SECRET, RESOURCES, USER
+from pipelines.resources import (
+    GPU,
+    GPU_POOL,
+    MLFLOW_SECRET,
+    RESOURCES,
+    SETTINGS,
+    SETTINGS_KEYS,
+    STORE_SECRET,
+    USER,
+    WORK_CLAIM,
+    WORK_PATH,
+)
 from ramen.config import resolve
 from ramen.stages import STAGES, Stage
 
@@ -98,8 +109,13 @@ def test_a_task_is_placed_as_the_table_of_resources_says(
     assert placed["securityContext"] == {
         "runAsUser": str(USER), "runAsGroup": str(USER), "runAsNonRoot": True,
     }  # fmt: skip
-    (secret,) = placed["secretAsEnv"]
-    assert secret["secretName"] == MLFLOW_SECRET and secret["optional"] is True
+    secrets = {secret["secretName"]: secret for secret in placed["secretAsEnv"]}
+    assert set(secrets) == {MLFLOW_SECRET, STORE_SECRET} and all(one["optional"] for one in secrets.values())
+    (settings,) = placed["configMapAsEnv"]
+    assert settings["configMapName"] == SETTINGS and settings["optional"] is True
+    assert {pair["envVar"] for pair in settings["keyToEnv"]} == set(SETTINGS_KEYS)
+    claims = [(volume["constant"], volume["mountPath"]) for volume in placed.get("pvcMount", [])]
+    assert claims == ([(WORK_CLAIM, WORK_PATH)] if stage.parallel else []), "checkpoints outlive the pod"
     assert placed["fieldPathAsEnv"] == [{"name": "KFP_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"}]
     assert bool(need.gpus) is stage.gpu
     if stage.gpu:

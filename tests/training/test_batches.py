@@ -33,12 +33,13 @@ def sampler_of(
     seed: int = 0,
     separate: bool = False,
     texts: np.ndarray | None = None,
+    base: Base | None = None,
     **budget: object,
 ) -> StepSampler:
     documents = np.flatnonzero(np.diff(problem.y_train.indptr))
     texts = np.arange(len(problem.labels)) if texts is None else texts
     told = BaseProblem(documents, problem.y_train, problem.filter_train, texts, batch_size, seed=seed)
-    return StepSampler(make_base(Base(), told, Triplet()), batch_size, seed, separate, **budget)  # type: ignore[arg-type]
+    return StepSampler(make_base(base or Base(), told, Triplet()), batch_size, seed, separate, **budget)  # type: ignore[arg-type]
 
 
 def with_graphs(sampler: StepSampler, problem: Problem, keep: float = 1.0, sampling: str = "uniform") -> StepSampler:
@@ -248,3 +249,18 @@ def test_further_labels_are_drawn_uniformly_regularised_and_compete(tiny_problem
         np.testing.assert_array_equal(step.mask, known[step.documents][:, step.labels])
         seen[step.labels] += 1
     assert seen[29] > 20, "the last label has no document: only so is it ever pulled to its anchors"
+
+
+@pytest.mark.parametrize("name", ["inbatch", "ngame"])
+def test_random_negatives_compete_and_change_nothing_else(tiny_problem: Problem, name: str) -> None:
+    sampler = sampler_of(tiny_problem, base=Base(name=name, random_negatives=0.5))
+    plain = sampler_of(tiny_problem, base=Base(name=name))
+    known = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+    seen = np.zeros(30, int)
+    for epoch in range(300):
+        step, bare = (s.step(s.epoch_order(0), epoch, 0) for s in (sampler, plain))
+        np.testing.assert_array_equal(step.labels[step.positive], bare.labels[bare.positive])
+        assert set(bare.labels) <= set(step.labels) and len(step.labels) <= len(bare.labels) + 8
+        np.testing.assert_array_equal(step.mask, known[step.documents][:, step.labels])
+        seen[np.setdiff1d(step.labels, bare.labels)] += 1
+    assert seen[29] == pytest.approx(300 * 8 / 30, abs=35), "the last label has no document: it is drawn by chance only"

@@ -1,0 +1,133 @@
+"""Commands about a cluster: submit a run, take its data, send what it kept through an outage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ramen.cli.base import PATH, config_options
+from ramen.errors import RamenError
+
+if TYPE_CHECKING:
+    from ramen.config import Config
+
+
+@click.command(short_help="Run the pipeline on a Kubeflow cluster.")
+@click.argument("pipeline", type=PATH, default=Path("pipelines/ramen.yaml"))
+@config_options
+@click.option("--image", metavar="IMAGE", help="Compile now, with this image for all steps, instead of PIPELINE.")
+@click.option(
+    "--endpoint", default="", metavar="URL", help="Of the server.  [default: KF_PIPELINES_ENDPOINT, or kfp's]"
+)
+@click.option("--namespace", default="", help="Of the run, on a server with several users.")
+@click.option("-e", "--experiment", default="ramen", show_default=True, help="Made if missing.")
+@click.option("-r", "--name", default="", help="Of the run.  [default: ramen and the time]")
+@click.option("--service-account", default="", metavar="NAME", help="The steps run as it (infra: ramen-pipeline).")
+@click.option("--root", metavar="URL", help="Where the server keeps this run's artifacts.")
+@click.option("--no-cache", is_flag=True, help="Take no step from the server's cache.")
+@click.option("-w", "--watch", is_flag=True, help="Follow the run; exit code 1 unless it succeeds.")
+@click.option("--cron", metavar="SPEC", help='Run again and again, such as "0 3 * * 1"; one run at a time.')
+def submit(
+    pipeline: Path,
+    resolve: Callable[..., Config],
+    image: str | None,
+    endpoint: str,
+    namespace: str,
+    experiment: str,
+    name: str,
+    service_account: str,
+    root: str | None,
+    no_cache: bool,
+    watch: bool,
+    cron: str | None,
+) -> None:
+    """Submit the compiled PIPELINE with the resolved configuration, and print the link to the run.
+
+    A bearer token is read from KF_PIPELINES_TOKEN. Ctrl-C while watching leaves the run alone.
+
+    \b
+    Examples:
+      ramen submit --endpoint http://localhost:8080 --watch
+      ramen submit --preset debian --image registry.example/ramen@sha256:... --service-account ramen-pipeline
+      ramen submit --cron "0 3 * * 1"
+    """
+    from pipelines import submitting
+
+    settings = resolve()
+    target = submitting.Target(endpoint, namespace, experiment, service_account)
+    name = name or time.strftime("ramen %Y-%m-%d %H:%M")
+    caching = False if no_cache else None
+    with submitting.package(pipeline, settings, image) as file:
+        if cron is not None:
+            job = submitting.schedule(file, settings, target, name=name, cron=cron, caching=caching)
+            click.echo(f"schedule {job.id}: {job.url}")
+            return
+        run = submitting.submit(file, settings, target, name=name, caching=caching, root=root)
+    click.echo(f"run {run.id}: {run.url}")
+    if watch:
+        state = submitting.watch(run.id, target, lambda line: click.echo(line, err=True))
+        if state != "SUCCEEDED":
+            raise RamenError(f"run {run.id} ended {state}; {run.url}")
+        click.echo(f"run {run.id} succeeded")
+
+
+@click.command("dvc-adopt", short_help="Take the data of a cluster run into this DVC repository.")
+@click.argument("run")
+@click.option(
+    "--to", type=PATH, metavar="DIR", help="Folder for the pointers.  [default: adopted/ and the run's first 8 digits]"
+)
+def dvc_adopt(run: str, to: Path | None) -> None:
+    """Write the DVC pointers that a run's pods pushed (RAMEN_DVC_REMOTE) into this repository.
+
+    RUN is a pipeline run in MLflow, by name or the beginning of its id; of several, the newest. `dvc pull` then brings
+    exactly that dataset and these graphs. The remote is added to .dvc/config if it is not there; access keys come
+    from the environment.
+
+    \b
+    Examples:
+      ramen dvc-adopt 3f2a91c0
+      dvc pull -R adopted/3f2a91c0
+      ramen warmup --dataset adopted/3f2a91c0/dataset --graph adopted/3f2a91c0/graph
+    """
+    from ramen.cli.runs import select
+    from ramen.errors import RamenError
+    from ramen.tracking import list_pipeline_runs, run_files
+    from ramen.versioning import FOLDER, REMOTE_ENV, Pointer, adopt
+
+    chosen = select(list_pipeline_runs(), [run])[0]
+    pointers = [Pointer.from_yaml(text) for _, text in sorted(run_files(chosen.run_id, FOLDER).items())]
+    if not pointers:
+        raise RamenError(f"run {chosen.name} ({chosen.run_id[:8]}) pushed nothing; was {REMOTE_ENV} set in its pods?")
+    folder = to or Path("adopted") / chosen.run_id[:8]
+    for path, pointer in zip(adopt(pointers, folder), pointers, strict=True):
+        click.echo(f"{path}  {pointer.files} files, {pointer.size:,} bytes, {pointer.remote}")
+    click.echo(f"bring the files: dvc pull -R {folder}", err=True)
+
+
+@click.group(short_help="What was kept while the tracking store was out of reach.")
+def tracking() -> None:
+    """What runs kept on disk while the tracking store was out of reach."""
+
+
+@tracking.command(short_help="Send it.")
+@click.option(
+    "--spool", type=PATH, metavar="DIR", help="Folder of the journals.  [default: RAMEN_SPOOL, .ramen/tracking]"
+)
+def push(spool: Path | None) -> None:
+    """Send what runs kept to the store of MLFLOW_TRACKING_URI; a second call after an error goes on where it was.
+
+    \b
+    Example:
+      ramen tracking push --spool /workspace/spool
+    """
+    from ramen.tracking import push_kept
+
+    sent, left = push_kept(spool)
+    if left:
+        click.echo(f"sent {sent} writes; {left} are still kept: the store went away again")
+        raise SystemExit(1)
+    click.echo(f"sent {sent} writes" if sent else "nothing is kept")

@@ -1,0 +1,222 @@
+"""`ramen submit` through the real kfp client, against a server that checks each request with KFP's API classes."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from pipelines import submitting
+from ramen.cli import cli
+from ramen.config import resolve
+from ramen.stages import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+PIPELINE = str(ROOT / "pipelines" / "ramen.yaml")
+DATE = "2026-01-01T00:00:00Z"
+
+
+def conforms(value: Any, kind: str) -> None:
+    """Check a JSON value against a type of KFP's published API (the classes are generated from its definition)."""
+    import kfp_server_api.models as api
+
+    if kind == "object":
+        return
+    if found := re.fullmatch(r"list\[(.+)\]", kind):
+        assert isinstance(value, list), kind
+        for item in value:
+            conforms(item, found.group(1))
+    elif found := re.fullmatch(r"dict\(str, (.+)\)", kind):
+        assert isinstance(value, dict), kind
+        for item in value.values():
+            conforms(item, found.group(1))
+    elif kind in ("str", "datetime"):
+        # an int64 is published as a string, and taken as a number too (protobuf's JSON mapping)
+        assert isinstance(value, str) or type(value) is int, (kind, value)
+    elif kind in ("int", "float", "bool"):
+        assert isinstance(value, {"int": int, "float": (int, float), "bool": bool}[kind]), (kind, value)
+    else:
+        model = getattr(api, kind)
+        if not model.openapi_types:  # an enumeration
+            assert value in model.allowable_values, (kind, value)
+            return
+        names = {model.attribute_map[key]: of for key, of in model.openapi_types.items()}
+        assert isinstance(value, dict) and set(value) <= set(names), (kind, set(value) - set(names))
+        for name, item in value.items():
+            conforms(item, names[name])
+
+
+class Kubeflow(BaseHTTPRequestHandler):
+    """As much of the v2beta1 API as submitting, watching and scheduling ask for."""
+
+    server: Server  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        if path.endswith("/healthz"):
+            self.answer({"multi_user": False})
+        elif path.endswith("/experiments"):
+            self.answer({})
+        elif path.endswith("/runs/run-1"):
+            self.server.looks += 1
+            states = self.server.states
+            self.answer(states[min(self.server.looks, len(states)) - 1])
+        else:
+            self.answer({"error": f"no such path {path}"}, 404)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        kind = self.path.split("?")[0].rsplit("/", 1)[-1]
+        model = {"experiments": "V2beta1Experiment", "runs": "V2beta1Run", "recurringruns": "V2beta1RecurringRun"}[kind]
+        try:
+            conforms(body, model)
+        except AssertionError as error:
+            self.answer({"message": f"body does not conform: {error}"}, 400)
+            return
+        self.server.posted[kind] = body
+        self.server.token = self.headers.get("Authorization", "")
+        if self.server.refuse and kind == "runs":
+            self.answer({"error": "x", "code": 7, "message": self.server.refuse}, 403)
+            return
+        self.answer({
+            "experiments": {"experiment_id": "exp-1", "display_name": "ramen"},
+            "runs": {"run_id": "run-1", "state": "PENDING", "created_at": DATE},
+            "recurringruns": {"recurring_run_id": "job-1", "created_at": DATE},
+        }[kind])  # fmt: skip
+
+    def answer(self, value: dict[str, Any], status: int = 200) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *values: Any) -> None:
+        pass
+
+
+class Server(HTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Kubeflow)
+        self.posted: dict[str, Any] = {}
+        self.states: list[dict[str, Any]] = []
+        self.looks, self.refuse, self.token = 0, "", ""
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(submitting, "POLL_SECONDS", 0.01)
+    monkeypatch.chdir(tmp_path)
+    with Server() as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", made.url)
+        yield made
+        made.shutdown()
+
+
+def _submit(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["submit", *arguments])
+
+
+def _looks(*steps: dict[str, str], end: str) -> list[dict[str, Any]]:
+    """The run as seen at each look: step -> state, and how it ends."""
+    return [
+        {
+            "run_id": "run-1", "created_at": DATE, "state": "RUNNING" if number < len(steps) - 1 else end,
+            "run_details": {"task_details": [{"display_name": key, "state": state} for key, state in step.items()]},
+        }
+        for number, step in enumerate(steps)
+    ]  # fmt: skip
+
+
+def test_run_gets_the_resolved_configuration_as_parameters(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KF_PIPELINES_TOKEN", "a-token")
+    done = _submit(
+        PIPELINE, "--preset", "debian", "--set", "training.epochs=7", "-r", "nightly",
+        "--service-account", "ramen-pipeline", "--root", "s3://bucket/runs", "--no-cache",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert f"{server.url}/#/runs/details/run-1" in done.output
+    body = server.posted["runs"]
+    assert body["display_name"] == "nightly" and body["service_account"] == "ramen-pipeline"
+    assert server.posted["experiments"]["display_name"] == "ramen" and body["experiment_id"] == "exp-1"
+    wanted = resolve(preset="debian", sets=["training.epochs=7"]).sections()
+    assert body["runtime_config"]["parameters"] == json.loads(json.dumps(wanted))
+    assert body["runtime_config"]["pipeline_root"] == "s3://bucket/runs"
+    spec = body["pipeline_spec"]["pipeline_spec"]
+    assert set(spec["root"]["dag"]["tasks"]) == set(STAGES)
+    assert not [t for t in spec["root"]["dag"]["tasks"].values() if t.get("cachingOptions", {}).get("enableCache")]
+    assert server.token == "Bearer a-token"
+
+
+def test_image_is_compiled_into_the_run(server: Server) -> None:
+    done = _submit("--preset", "demo", "--image", "registry.example/ramen@sha256:1")
+    assert done.exit_code == 0, done.output
+    executors = server.posted["runs"]["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"]
+    assert {one["container"]["image"] for one in executors.values()} == {"registry.example/ramen@sha256:1"}
+
+
+def test_watching_says_each_step_once_and_ends_as_the_run(server: Server) -> None:
+    server.states = _looks(
+        {"ingest": "RUNNING", "ingest-driver": "SUCCEEDED"},
+        {"ingest": "RUNNING"},
+        {"ingest": "SUCCEEDED", "build-graph": "RUNNING"},
+        {"ingest": "SUCCEEDED", "build-graph": "SUCCEEDED"},
+        end="SUCCEEDED",
+    )
+    done = _submit(PIPELINE, "--preset", "demo", "--watch")
+    assert done.exit_code == 0 and "run run-1 succeeded" in done.output
+    assert re.findall(r"^(\S+: \w+)$", done.output, re.MULTILINE) == [
+        "ingest: running", "ingest: succeeded", "build-graph: running", "build-graph: succeeded",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["FAILED", "CANCELED"])
+def test_watched_run_that_does_not_succeed_ends_the_command_with_1(server: Server, end: str) -> None:
+    server.states = _looks({"ingest": "FAILED"}, end=end)
+    done = _submit(PIPELINE, "--preset", "demo", "-w")
+    assert done.exit_code == 1 and f"error: run run-1 ended {end}; {server.url}" in done.output
+
+
+def test_schedule(server: Server) -> None:
+    done = _submit(PIPELINE, "--preset", "demo", "--cron", "0 3 * * 1", "-r", "weekly")
+    assert done.exit_code == 0 and "schedule job-1" in done.output, done.output
+    body = server.posted["recurringruns"]
+    assert body["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 1", "KFP counts seconds first"
+    assert str(body["max_concurrency"]) == "1" and body["no_catchup"] is True and body["mode"] == "ENABLE"
+    assert body["runtime_config"]["parameters"]["training"]["epochs"] == resolve(preset="demo").training.epochs
+    assert "runs" not in server.posted
+    done = _submit(PIPELINE, "--preset", "demo", "--cron", "daily")
+    assert done.exit_code == 2 and "five fields are expected" in done.output
+
+
+def test_refusals_are_one_line(server: Server, tmp_path: Path) -> None:
+    server.refuse = "namespace quota of GPUs is used up"
+    done = _submit(PIPELINE, "--preset", "demo")
+    assert done.exit_code == 1
+    assert (
+        done.output.strip()
+        .splitlines()[-1]
+        .startswith(f"error: Kubeflow Pipelines at {server.url}: namespace quota of GPUs is used up")
+    )
+    done = _submit(PIPELINE, "--preset", "demo", "--endpoint", "http://127.0.0.1:9")
+    assert done.exit_code == 1 and len(done.output.strip().splitlines()) == 1 and "127.0.0.1:9" in done.output
+    done = _submit("nowhere.yaml", "--preset", "demo")
+    assert done.exit_code == 1 and "nowhere.yaml: no such file" in done.output
+    (tmp_path / "other.yaml").write_text("a: 1")
+    assert "not a compiled pipeline" in _submit("other.yaml", "--preset", "demo").output
+    spec = list(yaml.safe_load_all(Path(PIPELINE).read_text()))
+    del spec[0]["root"]["inputDefinitions"]["parameters"]["walk"]
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump_all(spec))
+    assert "compiled by another version (parameter 'walk' differs)" in _submit("old.yaml", "--preset", "demo").output
