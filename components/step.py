@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.trainjob import nodes, run_job
 from ramen.artifacts import open_artifact, write_json
 from ramen.errors import RamenError
 from ramen.stages import STAGES, run_stage
@@ -38,7 +39,8 @@ def run_step(
     paths = {name: Path(artifact.path) for name, artifact in artifacts.items()}
     try:
         with open_tracker(stage) as track:
-            metrics = run_stage(
+            run = run_job if table.parallel and nodes() > 1 else run_stage
+            metrics = run(
                 stage,
                 sections=sections,
                 inputs={name: paths[name] for name in table.reads},

@@ -16,6 +16,7 @@ from pipelines.resources import (
     GPU_POOL,
     MLFLOW_KEYS,
     MLFLOW_SECRET,
+    NAMESPACE_ENV,
     RESOURCES,
     SETTINGS,
     SETTINGS_KEYS,
@@ -126,5 +127,6 @@ def place(task: Any, stage: str, *, retry: bool) -> None:
     kubernetes.use_secret_as_env(task, MLFLOW_SECRET, {key: key for key in MLFLOW_KEYS}, optional=True)
     kubernetes.use_secret_as_env(task, STORE_SECRET, {key: key for key in STORE_KEYS}, optional=True)
     kubernetes.use_config_map_as_env(task, SETTINGS, {key: key for key in SETTINGS_KEYS}, optional=True)
+    kubernetes.use_field_path_as_env(task, NAMESPACE_ENV, "metadata.namespace")
     kubernetes.use_field_path_as_env(task, "KFP_RUN_ID", "metadata.labels['pipeline/runid']")
     kubernetes.set_security_context(task, run_as_user=USER, run_as_group=USER, run_as_non_root=True)

@@ -27,7 +27,13 @@ STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 SETTINGS = "ramen-settings"
 """Config map of what is no secret; optional."""
 
-SETTINGS_KEYS = ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "RAMEN_DVC_REMOTE", "RAMEN_WORK", "RAMEN_SPOOL")
+SETTINGS_KEYS = (
+    "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "RAMEN_DVC_REMOTE", "RAMEN_WORK", "RAMEN_SPOOL", "RAMEN_TRAIN_NODES",
+    "RAMEN_TRAINJOB", "RAMEN_IMAGE",
+)  # fmt: skip
+
+NAMESPACE_ENV = "RAMEN_NAMESPACE"
+"""Variable that tells a step the namespace it runs in."""
 
 WORK_CLAIM, WORK_PATH = "ramen-work", "/mnt/ramen"
 """Volume claim, and where training steps mount it: checkpoints and kept tracking outlive a pod there."""

@@ -22,6 +22,7 @@ from pipelines.resources import (
     GPU,
     GPU_POOL,
     MLFLOW_SECRET,
+    NAMESPACE_ENV,
     RESOURCES,
     SETTINGS,
     SETTINGS_KEYS,
@@ -116,7 +117,10 @@ def test_a_task_is_placed_as_the_table_of_resources_says(
     assert {pair["envVar"] for pair in settings["keyToEnv"]} == set(SETTINGS_KEYS)
     claims = [(volume["constant"], volume["mountPath"]) for volume in placed.get("pvcMount", [])]
     assert claims == ([(WORK_CLAIM, WORK_PATH)] if stage.parallel else []), "checkpoints outlive the pod"
-    assert placed["fieldPathAsEnv"] == [{"name": "KFP_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"}]
+    assert placed["fieldPathAsEnv"] == [
+        {"name": NAMESPACE_ENV, "fieldPath": "metadata.namespace"},
+        {"name": "KFP_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"},
+    ]
     assert bool(need.gpus) is stage.gpu
     if stage.gpu:
         assert resources["accelerator"]["resourceType"] == GPU
