@@ -45,7 +45,7 @@ cli.add(
     *(stage_command(stage) for stage in STAGES.values()),
 )
 cli.add("Cluster", cluster.submit, cluster.dvc_adopt, cluster.tracking)
-cli.add("Use", use.query, runs.compare, ablate)
+cli.add("Use", use.query, use.serve, runs.compare, ablate)
 cli.add("Registry", registry.registry, registry.promote, registry.rollback, registry.index_update)
 cli.add("Project", project.fetch, project.config, project.compile, project.sync)
 

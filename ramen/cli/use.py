@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import click
+
+from ramen.cli.base import PATH
 
 
 @click.command(short_help="Ask the published index.")
@@ -29,3 +34,41 @@ def query(text: str, k: int, version: str, model: str, as_json: bool) -> None:
 
     hits = asking.answer(text, k=k, model=model, version=version)
     click.echo(asking.as_json(hits) if as_json else asking.as_table(hits))
+
+
+@click.command(short_help="Answer queries over HTTP; with --ui, a page to compare versions.")
+@click.option("--ui", is_flag=True, help="Serve a page too: two versions side by side, with what explains a label.")
+@click.option(
+    "--artifacts", type=PATH, metavar="DIR", help="A run's artifacts (dataset, pruned_graph), to explain labels."
+)
+@click.option(
+    "--version", default="champion", show_default=True, metavar="N|ALIAS", help="That answers if none is named."
+)
+@click.option("--model", default="ramen", show_default=True, metavar="NAME", help="Registered model.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 = any free one.")
+def serve(ui: bool, artifacts: Path | None, version: str, model: str, host: str, port: int) -> None:
+    """Serve registered versions for people to look at; an alias that moves is followed within half a minute.
+
+    Programs are better served by `mlflow models serve -m models:/ramen@champion --env-manager local`.
+
+    \b
+    Examples:
+      ramen serve --ui --artifacts artifacts/ramen
+      curl localhost:8000/api/query -H 'Content-Type: application/json' -d '{"text": "mail client", "k": 3}'
+    """
+    import uvicorn
+
+    from ramen.errors import RamenError
+    from ramen.serving.app import make_app
+    from ramen.serving.graph import TrainingGraph
+
+    app = make_app(model, version, ui=ui, graph=TrainingGraph(artifacts) if artifacts else None)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        raise RamenError(f"{host}:{port}: cannot listen there ({error.strerror}); give another --port") from None
+    click.echo(f"http://{host}:{listening.getsockname()[1]}/{'' if ui else 'api/query'}")
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listening])
