@@ -118,22 +118,17 @@ class Objective(Section):
     )
     lambda_task: float = knob(1.0, "weight of the task loss", "R-ICLR 3", ge=0)
     lambda_document: float = knob(0.1, "weight of each document-side regulariser", "R-ICLR 3", ge=0)
-    lambda_label: float = knob(0.3, "weight of each label-side regulariser; published: 0.1", ge=0)
+    lambda_label: float = knob(0.1, "weight of each label-side regulariser", "R-ICLR 3", ge=0)
     lambdas: dict[str, float] = knob({}, "weight of single regularisers by name, e.g. {depends.label: 0.3}")
     symmetric: bool = knob(
         True,
         "regularise in both directions: rows rank anchors (as published) and anchors rank rows (as the task does)",
     )
-    further_labels: float = knob(
-        0.5,
-        "labels drawn uniformly into each step beside those of its documents, as a share of the documents, so that "
-        "rare labels are regularised too; 0 = none, as published",
-        ge=0,
-    )
-    label_context: bool = knob(
-        True,
-        "rank labels by their text and the mean of their anchors, each set with the share that held-out documents ask "
-        "for (none if it does not help); free at query time. Published: false",
+    label_context: Literal["none", "anchors", "documents", "both"] = knob(
+        "both",
+        "rank labels by their text and the mean of their neighbours, each set with the share that held-out documents "
+        "ask for (0 if it does not help); free at query time. anchors of the graphs, training documents, both; "
+        "published: none",
     )
     anchor_pool: Literal["union", "separate"] = knob(
         "union", "negatives of a regulariser: the anchors chosen by both sides, or by its own side", "R-ICLR"
@@ -208,9 +203,10 @@ class Base(Section):
     refresh_from: int = knob(10, "epoch before which the encoder is first looked at to cluster or mine", "ngame", ge=0)
     refresh_every: int = knob(5, "epochs between two looks", "R-ICLR T16", ge=1)
     mined: int = knob(1, "ance, dexml: mined negatives per document and step, shared by the step", "DEXML", ge=0)
-    random_negatives: float = knob(
-        0.0,
-        "labels drawn uniformly that compete in each step, as a share of its rows; 0 = those of the step only",
+    random_labels: float = knob(
+        0.5,
+        "labels drawn uniformly into each step, as a share of its rows: they compete, and are pulled to their anchors "
+        "where there are graphs; so rare labels take part. 0 = none, as published",
         ge=0,
     )
     shortlist: int = knob(100, "ance, dexml: nearest labels, true ones left out, to draw from", "DEXML", ge=1)

@@ -163,7 +163,6 @@ class StepSampler:
         separate_pools: each side's negatives are its own anchors only.
         shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
         anchor_budget: distinct anchors of a step at most, as a share of its documents and labels; 0 = no limit.
-        further_labels: labels with an anchor that are drawn uniformly into each step, as a share of its rows.
     """
 
     def __init__(
@@ -174,7 +173,6 @@ class StepSampler:
         separate_pools: bool = False,
         shared_draws: bool = False,
         anchor_budget: float = 0.0,
-        further_labels: float = 0.0,
     ) -> None:
         self.base = base
         self.batch_size = batch_size
@@ -182,8 +180,6 @@ class StepSampler:
         self.separate_pools = separate_pools
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
-        self.further_labels = further_labels
-        self._anchored: Ints = np.zeros(0, np.int64)
         self.label_texts = base.problem.label_texts
         self.sets: list[SetSampler] = []
 
@@ -200,8 +196,6 @@ class StepSampler:
             for name in sorted(pruned)
             if any(on[name].values())
         ]
-        linked = [np.flatnonzero(np.diff(pruned[s.name]["labels"].indptr)) for s in self.sets if "labels" in s.draws]
-        self._anchored = np.unique(np.concatenate([np.zeros(0, np.int64), *linked]))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -217,11 +211,10 @@ class StepSampler:
         """Step `index` of the epoch whose `order` is given."""
         rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         documents, chosen = self.base.pairs(rows, keyed_rng(self.seed, "positives", epoch, index))
+        # a label that few documents have is hardly ever chosen; drawn uniformly, it competes and is pulled all the same
+        pulled = np.union1d(chosen, self._random((epoch, index)))
         mined = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
-        further = np.union1d(mined, self._random(len(documents), (epoch, index)))
-        # a label that few documents have is hardly ever chosen; drawn uniformly, it is regularised all the same
-        pulled = np.union1d(chosen, self._further((epoch, index)))
-        labels = np.union1d(pulled, further)
+        labels = np.union1d(pulled, mined)
         positive = np.searchsorted(labels, chosen)
         mask = self.base.known(documents, labels)
         texts = self.label_texts[labels]
@@ -229,18 +222,12 @@ class StepSampler:
         anchors = self._anchors({"train": documents, "labels": pulled}, labels, (epoch, index))
         return Step(documents, labels, positive, mask, anchors)
 
-    def _random(self, rows: int, position: tuple[int, int]) -> Ints:
-        """Labels that compete without belonging to a document of the step, drawn uniformly."""
+    def _random(self, position: tuple[int, int]) -> Ints:
+        """Labels drawn uniformly from all."""
         labels = self.base.problem.y.shape[1]
-        count = min(round(self.base.settings.random_negatives * rows), labels)
+        count = min(round(self.base.settings.random_labels * self.batch_size), labels)
         drawn: Ints = keyed_rng(self.seed, "random", *position).choice(labels, count, replace=False)
         return drawn
-
-    def _further(self, position: tuple[int, int]) -> Ints:
-        count = min(round(self.further_labels * self.batch_size), len(self._anchored))
-        if not count:
-            return np.zeros(0, np.int64)
-        return keyed_rng(self.seed, "further", *position).choice(self._anchored, count, replace=False)
 
     def _anchors(self, rows: Mapping[str, Ints], labels: Ints, position: tuple[int, int]) -> dict[str, AnchorBatch]:
         """Anchors of a step.

@@ -1,9 +1,10 @@
-"""Label context: what a label's graph neighbours add to its vector, at no cost when a query comes.
+"""Label context: what a label's neighbours add to its vector, at no cost when a query comes.
 
-Labels are known when the index is built, and so are their anchors; a document is not. So a label may be ranked by
-`normalise(E(text) + sum over sets t of share_t * mean of its anchors' vectors)`, computed once. Which sets help is
-asked of the held-out documents: a share above 0 stays only if the likelihood of their labels rises by more than chance.
-So a graph that says nothing about the task is left out, whatever it is.
+Labels are known when the index is built, and so are their anchors and their training documents; a test document is
+not. So a label may be ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`,
+computed once. Which sets help is asked of the held-out documents: a share above 0 stays only if the likelihood of their
+labels rises by more than chance. So a graph that says nothing about the task is left out, whatever it is. The training
+documents are a set too, with and without graphs.
 
 Letters: V held-out documents, L labels, M anchors of a set, D width.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -37,6 +39,8 @@ DOCUMENTS = 2000
 """Held-out documents asked at most."""
 CHUNK = 1 << 25
 """Scores held at a time (128 MB)."""
+DOCUMENTS_SET = "training_documents"
+"""Name of the training documents among the sets."""
 CERTAIN = 2.0
 """A share must win by this many standard errors of the difference, document by document."""
 
@@ -50,7 +54,7 @@ class Context:
 
 
 def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], labels: Vectors) -> Context | None:
-    """Choose the share of every anchor set on the held-out documents.
+    """Choose the share of every anchor set, and of the training documents, on the held-out documents.
 
     Args:
         session: the trained encoder and its held-out documents.
@@ -58,15 +62,13 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
         labels: float32 [L, D] the vectors by which labels are ranked without context.
 
     Returns:
-        None when nothing is held out, or no set helps.
+        None when it is off, nothing is held out, or no set helps.
 
     Raises:
         Interrupted: asked to stop; a checkpoint was saved.
     """
     held_out = session.validation.documents
-    active = session.active
-    sets = {name: sides["labels"] for name, sides in pruned.items() if active[name]["labels"]}
-    if not len(held_out) or not sets:
+    if not len(held_out):
         return None
     rng = keyed_rng(session.training.seed, "context")
     asked = np.sort(rng.permutation(held_out)[:DOCUMENTS])
@@ -74,9 +76,15 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     asked, y = asked[np.diff(y.indptr) > 0], y[np.diff(y.indptr) > 0]
     documents = session.embed(session.texts.roles["documents"][asked])
     ignored = session.problem.filter_train[asked]
-    anchors = {name: _Anchors.of(session, name, graph) for name, graph in sets.items() if graph.num_edges}
-    # as test documents are no anchors, a document that asks must not be one either
-    means = {name: each.means(~each.are(session, asked)) for name, each in anchors.items()}
+    wanted, active = session.objective.label_context, session.active
+    neighbours = {
+        name: _anchors(session, name, sides["labels"], asked)
+        for name, sides in pruned.items()
+        if wanted in ("anchors", "both") and active[name]["labels"] and sides["labels"].num_edges
+    }
+    if wanted in ("documents", "both"):
+        neighbours[DOCUMENTS_SET] = _documents(session, held_out)
+    means = {name: each.means(~each.hidden) for name, each in neighbours.items()}
     shares = dict.fromkeys(means, 0.0)
     for _ in range(SWEEPS):
         for name, mean in means.items():
@@ -91,42 +99,57 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     print(f"label context: shares {said}", file=sys.stderr, flush=True)
     if not any(shares.values()):
         return None
-    return Context(_total({name: each.means() for name, each in anchors.items() if shares[name]}, shares), shares)
+    return Context(_total({name: each.means() for name, each in neighbours.items() if shares[name]}, shares), shares)
 
 
 @dataclass(frozen=True)
-class _Anchors:
-    """The label side of a set: edges as (label, place among the used anchors), and these anchors' vectors."""
+class _Neighbours:
+    """Edges from labels to what has vectors.
 
-    name: str
-    graph: Graph
-    used: NDArray[np.int32]
-    columns: NDArray[np.int64]
+    Attributes:
+        indptr: int64 [L + 1].
+        columns: int [E], rows of `vectors`.
+        vectors: float32 [n, D].
+        weights: float32 [n].
+        hidden: bool [E], edges that a held-out document must not see while it judges.
+    """
+
+    indptr: NDArray[np.int64]
+    columns: NDArray[Any]
     vectors: Vectors
     weights: Vectors
-
-    @classmethod
-    def of(cls, session: Session, name: str, graph: Graph) -> _Anchors:
-        used, columns = np.unique(graph.indices, return_inverse=True)
-        vectors = session.embed(session.texts.roles[f"anchors/{name}"][used])
-        weights: Vectors = np.ones(len(used), np.float32)
-        if session.objective.anchor_sampling == "inverse_sqrt_degree":
-            weights = np.asarray(np.bincount(columns) ** -0.5, np.float32)
-        return cls(name, graph, used, columns, vectors, weights)
-
-    def are(self, session: Session, documents: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which edges lead to one of these training documents: bool [E]."""
-        train = session.problem.train
-        texts = Texts([train.uids[i] for i in documents], [train.texts[i] for i in documents])
-        found = anchor_of(texts, session.problem.anchor_sets[self.name].texts)
-        return np.isin(self.graph.indices, found[found >= 0])
+    hidden: NDArray[np.bool_]
 
     def means(self, keep: NDArray[np.bool_] | None = None) -> Vectors:
-        """Mean of each label's anchors, weighted as anchors are drawn: float32 [L, D], 0 for a label without any."""
+        """Mean of each label's neighbours, by their weights: float32 [L, D], 0 for a label without any."""
         values = self.weights[self.columns] * (1.0 if keep is None else keep)
-        shape = (self.graph.shape[0], len(self.used))
-        matrix = sp.csr_matrix((values.astype(np.float32), self.columns, self.graph.indptr), shape=shape)
+        shape = (len(self.indptr) - 1, len(self.vectors))
+        matrix = sp.csr_matrix((values.astype(np.float32), self.columns, self.indptr), shape=shape)
         return np.asarray((matrix @ self.vectors) / np.maximum(np.asarray(matrix.sum(1)), 1e-12), np.float32)
+
+
+def _anchors(session: Session, name: str, graph: Graph, asked: NDArray[np.int64]) -> _Neighbours:
+    """A set's anchors, weighted as they are drawn; as test documents are no anchors, those who judge must not be."""
+    used, columns = np.unique(graph.indices, return_inverse=True)
+    weights: Vectors = np.ones(len(used), np.float32)
+    if session.objective.anchor_sampling == "inverse_sqrt_degree":
+        weights = np.asarray(np.bincount(columns) ** -0.5, np.float32)
+    train = session.problem.train
+    texts = Texts([train.uids[i] for i in asked], [train.texts[i] for i in asked])
+    found = anchor_of(texts, session.problem.anchor_sets[name].texts)
+    hidden = np.isin(graph.indices, found[found >= 0])
+    vectors = session.embed(session.texts.roles[f"anchors/{name}"][used])
+    return _Neighbours(graph.indptr, columns, vectors, weights, hidden)
+
+
+def _documents(session: Session, held_out: NDArray[np.int64]) -> _Neighbours:
+    """The training documents of each label."""
+    of_label = session.problem.y_train.T.tocsr()
+    vectors = session.embed_role("documents")
+    hidden = np.isin(of_label.indices, held_out)
+    return _Neighbours(
+        of_label.indptr.astype(np.int64), of_label.indices, vectors, np.ones(len(vectors), np.float32), hidden
+    )
 
 
 def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors:

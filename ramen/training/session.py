@@ -137,7 +137,6 @@ class Session:
             objective.anchor_pool == "separate",
             objective.anchor_reuse,
             objective.anchor_budget,
-            objective.further_labels,
         )
         # one module, so that checkpoints and the optimiser's state name every parameter
         own = {} if base.module is None else {"base": base.module}

@@ -67,7 +67,7 @@ def prune_retrain(
             rounds.run()
             session.save()  # what follows is short, and done again after a stop
             labels = session.embed_role("labels")
-            context = label_context(session, rounds.pruned, labels) if objective.label_context else None
+            context = label_context(session, rounds.pruned, labels)
             ranked = labels if context is None else with_context(labels, context.vectors)
             classified = classify(session, classifier, model, labels, ranked)
     session.write(model, to_go_on=False)

@@ -53,6 +53,7 @@ def coded(tmp_path: Path) -> dict[str, Path]:
 
 RECIPE = changed(
     encoder={"name": "minilm"},
+    objective={"label_context": "anchors"},
     training={"lr": 1e-6, "epochs": 2, "validation_fraction": 0.4},
     pruning={"enabled": False},
 )
@@ -77,10 +78,11 @@ def test_the_set_that_tells_is_used_and_noise_is_not(coded: dict[str, Path], tmp
 @pytest.mark.parametrize(
     "off",
     [
-        {"objective": {"label_context": False}},
+        {"objective": {"label_context": "none"}},
         {"objective": {"graphs": False}},
         {"training": {"validation_fraction": 0.0}},
         {"objective": {"anchor_sets": ["noise"]}},
+        {"objective": {"label_context": "both"}, "training": {"validation_fraction": 0.0}},
     ],
 )
 def test_without_evidence_or_when_off_there_is_none(
@@ -89,6 +91,22 @@ def test_without_evidence_or_when_off_there_is_none(
     sections = {name: {**values, **off.get(name, {})} for name, values in RECIPE.items()}
     train(coded, tmp_path / "out", sections)
     assert not has_more(tmp_path / "out" / "model")
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_training_documents_tell_what_a_label_is_about_too(
+    coded: dict[str, Path], tmp_path: Path, graphs: bool
+) -> None:
+    sections = RECIPE | {"objective": {"label_context": "documents", "graphs": graphs}}
+    metrics = train(coded, tmp_path / "out", sections)
+    assert metrics["context/training_documents"] >= 0.4 and "context/told" not in metrics
+    model = tmp_path / "out" / "model"
+    encoder = load_encoder(model, Encoder(precision="fp32"))
+    alone = encode_labels(encoder, model, [f"x{i * 37 % 101}q" for i in range(16)])
+    # a label's documents all read alike, so their mean is any of them
+    expected = alone + metrics["context/training_documents"] * encoder.encode([f"{word} {word} shop" for word in WORDS])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(fused_labels(model, alone), expected, atol=1e-4)
 
 
 def test_losses_are_those_of_a_softmax_over_all_labels() -> None:
