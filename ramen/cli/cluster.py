@@ -101,7 +101,10 @@ def dvc_adopt(run: str, to: Path | None) -> None:
     chosen = select(list_pipeline_runs(), [run])[0]
     pointers = [Pointer.from_yaml(text) for _, text in sorted(run_files(chosen.run_id, FOLDER).items())]
     if not pointers:
-        raise RamenError(f"run {chosen.name} ({chosen.run_id[:8]}) pushed nothing; was {REMOTE_ENV} set in its pods?")
+        raise RamenError(
+            f"run {chosen.name} ({chosen.run_id[:8]}) pushed nothing; was {REMOTE_ENV} set in its pods? "
+            "(steps from the server's cache pushed with the run that made them)"
+        )
     folder = to or Path("adopted") / chosen.run_id[:8]
     for path, pointer in zip(adopt(pointers, folder), pointers, strict=True):
         click.echo(f"{path}  {pointer.files} files, {pointer.size:,} bytes, {pointer.remote}")

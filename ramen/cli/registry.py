@@ -18,7 +18,7 @@ from ramen.errors import ConfigError, GateRefused
 if TYPE_CHECKING:
     from ramen.config import Config
 
-SHOWN = {"P@1": "p_at_1", "PSP@5": "psp_at_5", "tail P@1": "tail/p_at_1", "R@100": "r_at_100"}
+SHOWN = {"P@1": "p_at_1", "PSP@5": "psp_at_5", "tail P@1": "tail/p_at_1"}
 """Column title -> tag."""
 
 

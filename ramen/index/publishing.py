@@ -23,8 +23,9 @@ import ramen
 from ramen.config import Index as Settings
 from ramen.errors import RamenError
 from ramen.index.promotion import FAILED, PASSED, SMOKE_TAG, offer
-from ramen.index.registry import connect, contained, first_line, plain_errors
+from ramen.index.registry import connect, contained, plain_errors
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
+from ramen.tracking.journal import reason
 
 PACKAGE = Path(ramen.__file__).parent
 REQUIREMENTS = ("mlflow", "numpy", "pyarrow", "pydantic", "pyyaml", "safetensors", "scipy", "torch", "transformers")
@@ -83,9 +84,7 @@ def publish(
         except Exception as error:
             client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, FAILED)
             kept = f"; alias {settings.alias!r} stays" if settings.alias else ""
-            raise RamenError(
-                f"{settings.model} version {version} does not answer ({first_line(error)}){kept}"
-            ) from error
+            raise RamenError(f"{settings.model} version {version} does not answer ({reason(error)}){kept}") from error
         client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, PASSED)
         if not settings.alias:
             return Published(settings.model, version, None, "")

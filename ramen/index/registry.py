@@ -19,6 +19,7 @@ from urllib.parse import urlparse
 
 from ramen.errors import RamenError
 from ramen.index.retriever import Retriever
+from ramen.tracking.journal import IMPATIENCE, PATIENCE, reason
 
 PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 
@@ -56,7 +57,7 @@ def resolve_version(name: str, version: str) -> int:
 
 def _unknown_model(client: Any, name: str, error: Any) -> RamenError:
     if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-        return RamenError(f"MLflow at {tracking_uri()}: {first_line(error)}")
+        return RamenError(f"MLflow at {tracking_uri()}: {reason(error)}")
     names = ", ".join(sorted(found.name for found in client.search_registered_models(max_results=20)))
     return RamenError(
         f"no registered model {name!r} in {tracking_uri()}; "
@@ -145,6 +146,9 @@ def versions(name: str) -> list[Version]:
 
 def connect(must_exist: bool = False) -> Any:
     """A client; with `must_exist`, refuse rather than let MLflow create an empty database."""
+    # somebody waits for the answer to a question; MLflow's own patience is many silent minutes
+    for key, value in (IMPATIENCE if must_exist else PATIENCE).items():
+        os.environ.setdefault(key, value)
     from mlflow import MlflowClient
 
     uri = tracking_uri()
@@ -161,7 +165,7 @@ def plain_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        raise RamenError(f"{doing} in {tracking_uri()}: {first_line(error)}") from error
+        raise RamenError(f"{doing} in {tracking_uri()}: {reason(error)}") from error
 
 
 @contextmanager
@@ -181,9 +185,3 @@ def contained() -> Iterator[None]:
         logger.setLevel(level)
         if bars is None:
             del os.environ[PROGRESS_ENV]
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says first."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
