@@ -19,7 +19,7 @@ from urllib.parse import urlparse
 
 from ramen.errors import RamenError
 from ramen.index.retriever import Retriever
-from ramen.tracking.journal import IMPATIENCE, PATIENCE, reason
+from ramen.tracking.journal import IMPATIENCE, PATIENCE, patience, reason
 
 PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 
@@ -40,10 +40,11 @@ def resolve_version(name: str, version: str) -> int:
     from mlflow.exceptions import MlflowException
 
     client = connect(must_exist=True)
-    try:
-        model = client.get_registered_model(name)
-    except MlflowException as error:
-        raise _unknown_model(client, name, error) from None
+    with patience(IMPATIENCE):  # somebody waits for the answer
+        try:
+            model = client.get_registered_model(name)
+        except MlflowException as error:
+            raise _unknown_model(client, name, error) from None
     if not version.isdigit():
         if version not in model.aliases:
             known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
@@ -146,9 +147,6 @@ def versions(name: str) -> list[Version]:
 
 def connect(must_exist: bool = False) -> Any:
     """A client; with `must_exist`, refuse rather than let MLflow create an empty database."""
-    # somebody waits for the answer to a question; MLflow's own patience is many silent minutes
-    for key, value in (IMPATIENCE if must_exist else PATIENCE).items():
-        os.environ.setdefault(key, value)
     from mlflow import MlflowClient
 
     uri = tracking_uri()
@@ -163,7 +161,8 @@ def plain_errors(doing: str) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
 
     try:
-        yield
+        with patience(PATIENCE):  # MLflow's own is many silent minutes
+            yield
     except MlflowException as error:
         raise RamenError(f"{doing} in {tracking_uri()}: {reason(error)}") from error
 
