@@ -43,23 +43,30 @@ def alone(work: Path, task: Mapping[str, Any]) -> Iterator[None]:
     Raises:
         ArtifactError: another process, maybe on another machine, is at the same task.
     """
-    root = work.parent / ".locks"
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / work.name).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise ArtifactError(
-                f"{task['stage']}: {lock.read().strip() or 'another process'} is at the very same task and writes "
-                f"checkpoints to {work}; wait for it, or give this one another {WORK_ENV}"
-            ) from None
-        except OSError:
-            pass  # a file system without locks: as before there were any
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
-        yield
+    path = work.with_name(f"{work.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                raise ArtifactError(
+                    f"{task['stage']}: {lock.read().strip() or 'another process'} is at the very same task and writes "
+                    f"checkpoints to {work}; wait for it, or give this one another {WORK_ENV}"
+                ) from None
+            except OSError:
+                pass  # a file system without locks: as before there were any
+            if not path.exists() or path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
+                continue  # removed by its last holder just now
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            lock.flush()
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def claim(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str | os.PathLike[str]]) -> None:

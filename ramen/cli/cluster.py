@@ -113,7 +113,12 @@ def dvc_adopt(run: str, to: Path | None) -> None:
 
 @click.group(short_help="What was kept while the tracking store was out of reach.")
 def tracking() -> None:
-    """What runs kept on disk while the tracking store was out of reach."""
+    """What runs kept on disk while the tracking store was out of reach.
+
+    \b
+    Example:
+      ramen tracking push
+    """
 
 
 @tracking.command(short_help="Send it.")

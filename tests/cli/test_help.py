@@ -16,14 +16,20 @@ HEAVY = {"faiss", "great_expectations", "kfp", "matplotlib", "mlflow", "numpy", 
 
 def test_help_lists_every_command_under_its_title() -> None:
     text = CliRunner().invoke(cli, ["--help"], terminal_width=120, max_content_width=120).output
-    titles = [line.rstrip(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles[-3:] == ["Pipeline", "Use", "Project"]
-    pipeline, rest = text.split("Pipeline:\n")[1].split("Use:\n")
-    assert [line.split()[0] for line in pipeline.splitlines() if line] == ["run", *STAGES]
-    use, project = rest.split("Project:\n")
-    assert [line.split()[0] for line in use.splitlines() if line] == ["query", "compare", "ablate"]
-    listed = project.split("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == ["fetch", "config", "compile", "sync"]
+    listed: dict[str, list[str]] = {}
+    for line in text.split("\n  Examples:")[0].splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            listed[line.rstrip(":")] = []
+        elif line.startswith("  ") and line[2] != " " and listed:
+            listed[list(listed)[-1]].append(line.split()[0])
+    listed.pop("Options")
+    assert listed == {
+        "Pipeline": ["run", *STAGES],
+        "Cluster": ["submit", "dvc-adopt", "tracking"],
+        "Use": ["query", "serve", "compare", "ablate"],
+        "Registry": ["registry", "promote", "rollback", "index-update"],
+        "Project": ["fetch", "config", "compile", "sync"],
+    }
 
 
 @pytest.mark.parametrize("name", list(cli.commands))

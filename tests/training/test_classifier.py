@@ -55,8 +55,10 @@ def test_classifiers_start_as_the_labels_and_learn_their_documents(
 def test_it_is_trained_only_where_the_base_has_a_second_stage_and_it_is_on(
     tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    train(tiny_artifacts, tmp_path / "plain")
-    train(tiny_artifacts, tmp_path / "off", changed(base={"name": "ngame"}, classifier={"enabled": False}))
+    alone = {"label_context": "none"}
+    train(tiny_artifacts, tmp_path / "plain", changed(objective=alone))
+    off = changed(objective=alone, base={"name": "ngame"}, classifier={"enabled": False})
+    train(tiny_artifacts, tmp_path / "off", off)
     assert not has_more(tmp_path / "plain" / "model") and not has_more(tmp_path / "off" / "model")
 
 

@@ -145,7 +145,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_two_are_refused(
     ("section", "values", "said"),
     [
         ("training", {"lr": 1e-3}, r"training\.lr was 0\.003, is 0\.001"),
-        ("objective", {"lambda_label": 0.7}, r"objective\.lambda_label was 0\.3, is 0\.7"),
+        ("objective", {"lambda_label": 0.7}, r"objective\.lambda_label was 0\.1, is 0\.7"),
     ],
 )
 def test_a_changed_knob_under_a_checkpoint_is_refused(
