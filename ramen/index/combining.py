@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ramen.index.retriever import Hit, Retriever
@@ -28,6 +29,8 @@ class Combiner:
     def __init__(self, retriever: Retriever) -> None:
         self.retriever = retriever
         self._turn, self._door = threading.Lock(), threading.Lock()
+        # one thread for all: torch makes a new team of workers for every thread that computes
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._waiting: list[_Request] = []
 
     def query(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
@@ -39,7 +42,7 @@ class Combiner:
             if not request.done:
                 with self._door:
                     batch, self._waiting = self._waiting, []
-                self._answer(batch)
+                self._worker.submit(self._answer, batch).result()
         if request.error is not None:
             raise request.error
         return request.answer
