@@ -7,6 +7,7 @@ same study reads everything from disk.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -17,10 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from ramen.artifacts import open_artifact, write_json
 from ramen.config import Config
+from ramen.data.dataset import Problem
 from ramen.errors import ArtifactError
+from ramen.evaluation.metrics import DEPTH, by_document, inverse_propensity
+from ramen.evaluation.quantiles import MISSED_DEPTHS, head_torso_tail
 from ramen.stages import STAGES, run_stage
 from ramen.tracking import open_tracker, record_cached
 
@@ -32,11 +37,12 @@ TRAINING = ("warmup", "prune-retrain")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One row under one seed: metrics in percent, seconds of training, and where the evaluation lies."""
+    """One row under one seed: metrics in percent, seconds of training, and where evaluation and dataset lie."""
 
     metrics: dict[str, float]
     seconds: float
     evaluation: Path
+    dataset: Path
 
 
 def run_row(config: Config, cache: Path) -> Outcome:
@@ -54,7 +60,7 @@ def run_row(config: Config, cache: Path) -> Outcome:
         if name in TRAINING:
             seconds += took
         if name == "evaluate":
-            return Outcome(metrics, seconds, folder / "evaluation")
+            return Outcome(metrics, seconds, folder / "evaluation", made["dataset"])
     raise AssertionError("the chain ends with evaluate")
 
 
@@ -99,6 +105,9 @@ class Summary:
     Attributes:
         mean, deviation: metric -> over seeds; deviation is the sample's, 0 for one seed.
         gain, gain_deviation: metric -> difference to the row it is compared with, seed by seed; empty without one.
+        gain_error: metric -> standard error of the gain over the test documents, of those that `by_document` knows. A
+            deviation over seeds does not see that other documents would have been drawn.
+        missed: bin of labels -> depth -> difference of the missed share (R-ICLR table 8; less is better).
         seconds: mean training time.
     """
 
@@ -106,6 +115,8 @@ class Summary:
     deviation: dict[str, float]
     gain: dict[str, float]
     gain_deviation: dict[str, float]
+    gain_error: dict[str, float]
+    missed: dict[str, dict[int, float]]
     seconds: float
 
 
@@ -125,4 +136,52 @@ def summarise(outcomes: Sequence[Outcome], against: Sequence[Outcome] | None, ke
     mean, deviation = pair(table(outcomes))
     gain, gain_deviation = pair(table(outcomes) - table(against)) if against else ({}, {})
     seconds = float(np.mean([outcome.seconds for outcome in outcomes]))
-    return Summary(mean, deviation, gain, gain_deviation, seconds)
+    error = _error(outcomes, against) if against else {}
+    missed = _missed(outcomes, against) if against else {}
+    return Summary(mean, deviation, gain, gain_deviation, error, missed, seconds)
+
+
+def _error(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str, float]:
+    """Standard error over the test documents of the mean difference; nothing if the two rows have other data."""
+    if any(ours.dataset != theirs.dataset for ours, theirs in zip(outcomes, against, strict=True)):
+        return {}
+    pairs = [(by_document_of(ours), by_document_of(theirs)) for ours, theirs in zip(outcomes, against, strict=True)]
+    return {
+        key: float(np.mean([ours[key] - theirs[key] for ours, theirs in pairs], axis=0).std(ddof=1))
+        / math.sqrt(len(pairs[0][0][key]))
+        for key in pairs[0][0]
+    }
+
+
+def by_document_of(outcome: Outcome) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """What each test document adds to a row's metrics, read from its predictions."""
+    problem = Problem.read(outcome.dataset)
+    table = pq.read_table(outcome.evaluation / "predictions.parquet", columns=["document", "rank", "label_index"])
+    place = {uid: number for number, uid in enumerate(problem.test.uids)}
+    indices = np.full((len(place), DEPTH), problem.shape[2], np.int64)
+    rows = np.fromiter((place[uid] for uid in table["document"].to_pylist()), np.int64, len(table))
+    indices[rows, table["rank"].to_numpy() - 1] = table["label_index"].to_numpy()
+    propensity = json.loads((outcome.evaluation / "propensity.json").read_text(encoding="utf-8"))
+    inv_p = inverse_propensity(problem.y_train, propensity["a"], propensity["b"])
+    frequency = np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
+    return by_document(indices, problem.y_test, inv_p, head_torso_tail(frequency))
+
+
+def _missed(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str, dict[int, float]]:
+    """Differences of `label_fn_at_k` by bin, mean over seeds, and their sum over the bins as "complete"."""
+    sums: dict[str, dict[int, float]] = {}
+    for ours, theirs in zip(map(_bins, outcomes), map(_bins, against), strict=True):
+        for name in (name for name in ours if name in theirs):
+            for k in MISSED_DEPTHS:
+                column = f"label_fn_at_{k}"
+                if ours[name].get(column) and theirs[name].get(column):
+                    difference = (float(ours[name][column]) - float(theirs[name][column])) / len(outcomes)
+                    for place in (f"{name} ({ours[name]['labels']} labels)", "complete"):
+                        sums.setdefault(place, {}).setdefault(k, 0.0)
+                        sums[place][k] += difference
+    return dict(sorted(sums.items(), key=lambda item: item[0] == "complete"))
+
+
+def _bins(outcome: Outcome) -> dict[str, dict[str, str]]:
+    with (outcome.evaluation / "quantiles.csv").open(encoding="utf-8", newline="") as stream:
+        return {row["bin"]: row for row in csv.DictReader(stream)}

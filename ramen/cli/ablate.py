@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ KEYS = {
     "tail P@1": "tail/p_at_1",
 }
 """Column -> metric; head, torso and tail are contributions to P@1."""
+GAINS = "Gains, ± deviation over seeds, [standard error over the test documents]"
 
 
 @click.command(short_help="Run a study: rows over seeds, one table.")
@@ -111,29 +112,41 @@ def _chosen(study: Study, rows: str) -> Study:
     return replace(study, rows=tuple(row for row in study.rows if row.name in wanted))
 
 
-def _cells(summary: Summary, keys: Sequence[str]) -> list[str]:
-    cells = []
-    for key in keys:
-        value, spread = summary.mean.get(key), summary.deviation.get(key)
-        shown = "" if value is None or value != value else f"{value:.2f} ±{spread:.2f}"
-        if shown and key in summary.gain:
-            shown += f" ({summary.gain[key]:+.2f} ±{summary.gain_deviation[key]:.2f})"
-        cells.append(shown)
-    return cells
+def _lines(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> list[list[str]]:
+    """A line per row: mean and deviation over seeds."""
+    return [
+        [row.name, *(_plain(done[row.name], key) for key in keys), f"{done[row.name].seconds:.0f}"]
+        for row in study.rows
+    ]
 
 
-def _lines(study: Study, done: Mapping[str, Summary]) -> list[list[str]]:
-    keys = list(KEYS.values())
-    return [[row.name, *_cells(done[row.name], keys), f"{done[row.name].seconds:.0f}"] for row in study.rows]
+def _plain(summary: Summary, key: str) -> str:
+    value = summary.mean.get(key)
+    return "" if value is None or value != value else f"{value:.2f} ±{summary.deviation[key]:.2f}"
+
+
+def _gains(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> list[list[str]]:
+    """A line per row that is compared with another: the gain, its deviation over seeds, its error over documents."""
+    return [[row.name, row.against, *(_gain(done[row.name], key) for key in keys)] for row in study.rows if row.against]
+
+
+def _gain(summary: Summary, key: str) -> str:
+    value = summary.gain.get(key)
+    if value is None or value != value:
+        return ""
+    error = f" [{summary.gain_error[key]:.2f}]" if key in summary.gain_error else ""
+    return f"{value:+.2f} ±{summary.gain_deviation[key]:.2f}{error}"
 
 
 def _show(study: Study, done: Mapping[str, Summary]) -> None:
-    keys = ["p_at_1", "p_at_5", "psp_at_1", "psp_at_5", "r_at_100"]
-    rows = [[row.name, *_cells(done[row.name], keys), f"{done[row.name].seconds:.0f}"] for row in study.rows]
-    click.echo(
-        f"{study.title}; in per cent, mean and deviation over seeds, in brackets the gain by row compared with.\n"
-    )
-    tables.show(rows, ["row", "P@1", "P@5", "PSP@1", "PSP@5", "R@100", "train s"], text_columns=1, ends=len(rows))
+    names = [name for name, key in KEYS.items() if "/" not in key]
+    keys = [KEYS[name] for name in names]
+    rows = _lines(study, done, keys)
+    click.echo(f"{study.title}; in per cent, mean and deviation over seeds.\n")
+    tables.show(rows, ["row", *names, "train s"], text_columns=1, ends=len(rows))
+    if gains := _gains(study, done, keys):
+        click.echo(f"{GAINS}.\n")
+        tables.show(gains, ["row", "against", *names], text_columns=2, ends=len(gains))
 
 
 def _write(
@@ -148,25 +161,37 @@ def _write(
     from ramen.evaluation.figures import gains_figure, png
     from ramen.published import published
 
-    header = ["row", *KEYS, "training, s"]
     text = io.StringIO()
-    text.write(f"# {study.title}\n\nPer cent, mean ± deviation over seeds {', '.join(map(str, seeds))}; in brackets ")
-    text.write("the gain over the row it is compared with, paired by seed.\n\n")
-    for line in [header, ["---"] * len(header), *_lines(study, done)]:
-        text.write(f"| {' | '.join(line)} |\n")
+    text.write(
+        f"# {study.title}\n\nPer cent, mean ± deviation over seeds {', '.join(map(str, seeds))}; head, torso and "
+    )
+    text.write("tail add up to P@1.\n\n")
+    _table(text, ["row", *KEYS, "training, s"], _lines(study, done, KEYS.values()))
+    if gains := _gains(study, done, KEYS.values()):
+        text.write(f"\n{GAINS}: a gain of less than twice the error may be chance.\n\n")
+        _table(text, ["row", "against", *KEYS], gains)
+    for row in study.rows:
+        if missed := done[row.name].missed:
+            text.write(f"\nFN@k of {row.name} less that of {row.against}, by bin of labels (R-ICLR table 8; below 0 ")
+            text.write("fewer are missed).\n\n")
+            depths = sorted({k for line in missed.values() for k in line})
+            lines = [[name, *(f"{line[k]:+.3f}" if k in line else "" for k in depths)] for name, line in missed.items()]
+            _table(text, ["bin", *(f"k={k}" for k in depths)], lines)
     if papers := published(Path(settings.data.path).name):
         names = [name for name, key in KEYS.items() if "/" not in key]
         text.write("\n## Published\n\n")
-        for line in [["source", "method", *names], ["---"] * (len(names) + 2)]:
-            text.write(f"| {' | '.join(line)} |\n")
-        for (source, method), values in papers.items():
-            cells = [f"{values[KEYS[name]]:.2f}" if KEYS[name] in values else "" for name in names]
-            text.write(f"| {' | '.join([source, method, *cells])} |\n")
+        lines = [
+            [source, method, *(f"{values[KEYS[name]]:.2f}" if KEYS[name] in values else "" for name in names)]
+            for (source, method), values in papers.items()
+        ]
+        _table(text, ["source", "method", *names], lines)
     write_text(out / f"{study.name}.md", text.getvalue())
     whole = {
         row.name: {
             "set": row.sets,
             "against": row.against,
+            "gain_error": done[row.name].gain_error,
+            "missed": done[row.name].missed,
             "seeds": {
                 str(seed): {"metrics": each.metrics, "seconds": each.seconds, "evaluation": str(each.evaluation)}
                 for seed, each in zip(seeds, outcomes[row.name], strict=True)
@@ -178,3 +203,9 @@ def _write(
     shown = {row.name: (done[row.name].mean, done[row.name].deviation) for row in study.rows}
     image = png(gains_figure(shown, {"P@1": "p_at_1", "PSP@5": "psp_at_5", "R@100": "r_at_100"}))
     (out / f"{study.name}.png").write_bytes(image)
+
+
+def _table(text: io.StringIO, header: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    """A Markdown table."""
+    for line in [header, ["---"] * len(header), *lines]:
+        text.write(f"| {' | '.join(line)} |\n")

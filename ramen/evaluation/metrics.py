@@ -320,6 +320,46 @@ def evaluate(indices: NDArray[Any], y: sp.csr_matrix, inv_p: Floats) -> Curves:
     return {name: values[0] for name, values in curves.items()}
 
 
+BY_DOCUMENT = {"p": (1, 5), "psp": (1, 5), "r": (100,)}
+"""Metrics that `by_document` takes apart, with depths."""
+
+
+def by_document(
+    indices: NDArray[Any], y: sp.csr_matrix, inv_p: Floats, slices: Mapping[str, NDArray[Any]]
+) -> dict[str, Floats]:
+    """What each document adds to a metric, so that the difference of two runs on the same documents has an error.
+
+    Args:
+        indices: int [N', K] label ids, best first, padded with L.
+        y: CSR N' x L, ground truth.
+        inv_p: float64 [L], from `inverse_propensity`.
+        slices: name -> label ids, whose contributions are taken apart as well.
+
+    Returns:
+        float64 [N'] in percent under the keys of metrics.json (`p_at_1`, `tail/p_at_1`, ...); the mean over documents is
+        the metric, for PSP too (its denominator is a mean over all documents).
+    """
+    num_rows, depth = indices.shape
+    row, _ = pairs(y)
+    share = 1.0 / np.maximum(np.bincount(row, minlength=num_rows), 1)
+    found = find_hits(indices, y)
+    weights = {"p": np.ones(len(found.row)), "psp": inv_p[found.label], "r": share[found.row]}
+    within = {"": np.ones(y.shape[1], bool)} | {
+        f"{name}/": np.isin(np.arange(y.shape[1]), labels) for name, labels in slices.items()
+    }
+    out = {}
+    for metric, depths in BY_DOCUMENT.items():
+        for k in (k for k in depths if k <= depth):
+            scale = 100.0 / k if metric == "p" else 100.0
+            if metric == "psp":
+                scale *= num_rows / max(float(inv_p[_best(y, inv_p, k).label].sum()), 1e-300)
+            for name, inside in within.items():
+                counted = (found.rank < k) & inside[found.label]
+                sums = np.bincount(found.row[counted], weights[metric][counted], num_rows)
+                out[f"{name}{metric}_at_{k}"] = scale * sums
+    return out
+
+
 def label_recall(indices: NDArray[Any], y: sp.csr_matrix, k: int) -> Floats:
     """Share of each label's test documents that rank it in their first k: float64 [L], NaN for untested labels."""
     found = find_hits(indices[:, :k], y)

@@ -24,6 +24,8 @@ from ramen.evaluation.metrics import Floats, Ints, contributions, flat, label_re
 Rule = Literal["pyxclib", "paper"]
 LABEL_DEPTHS = (10, 100)
 """Depths of the label-averaged recall."""
+MISSED_DEPTHS = (5, 10, 20, 50, 100)
+"""Depths of the missed share by bin, those of R-ICLR's Table 8."""
 
 
 def equi_volume_bins(frequency: NDArray[Any], q: int, rule: Rule = "pyxclib") -> list[Ints]:
@@ -105,7 +107,8 @@ def by_bin(
         assert (group[labels] < 0).all(), "bins overlap"
         group[labels] = number
     curves = contributions(indices, y, inv_p, group, max(len(bins), 1))
-    recalls = {k: label_recall(indices, y, k) for k in LABEL_DEPTHS if k <= indices.shape[1]}
+    depths = sorted({*LABEL_DEPTHS, *MISSED_DEPTHS})
+    recalls = {k: label_recall(indices, y, k) for k in depths if k <= indices.shape[1]}
     out: dict[str, dict[str, float]] = {}
     for number, (name, labels) in enumerate(bins.items()):
         row: dict[str, float] = {
@@ -117,8 +120,9 @@ def by_bin(
         for k, recall in recalls.items():
             tested = recall[labels][~np.isnan(recall[labels])]
             row["tested_labels"] = len(tested)
-            if len(tested):
+            if len(tested) and k in LABEL_DEPTHS:
                 row[f"label_r_at_{k}"] = 100.0 * float(tested.mean())
+            if len(tested):
                 row[f"label_fn_at_{k}"] = 100.0 * float((1.0 - tested).sum()) / num_labels
         out[name] = row
     return out

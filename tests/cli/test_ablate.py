@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from scipy.stats import sem
 
 from ramen.cli import cli
 from ramen.errors import ConfigError
@@ -66,13 +69,42 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
         found["only links"]["seeds"][seed]["metrics"]["p_at_1"] - found["plain"]["seeds"][seed]["metrics"]["p_at_1"]
         for seed in ("0", "1")
     ]
-    assert f"({sum(gains) / 2:+.2f} ±" in (here / "ablations/mine.md").read_text()
+    written = (here / "ablations/mine.md").read_text()
+    assert f"| {sum(gains) / 2:+.2f} ±" in written and "FN@k of only links less that of plain" in written
     assert "only category" in printed and (here / "ablations/mine.png").read_bytes()[:4] == b"\x89PNG"
     assert found["only links"]["seeds"]["0"]["metrics"]["links/links_r_at_100"] == pytest.approx(100)  # 31 anchors
     before = {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("*/metrics.json")}
     assert len(before) == 1 + 1 + 3 * 2 * 3, "dataset and graph are shared by all rows and seeds"
     ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
     assert before == {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("*/metrics.json")}
+
+
+def test_gains_carry_their_error_over_the_test_documents(tiny_source: Path, here: Path) -> None:
+    ablate(tiny_source, "--study", "bases", "--rows", "RAMEN(inbatch)", "--seeds", "0,1", "--set=scoring.quantiles=2")
+    found = json.loads((here / "ablations/bases.json").read_text())
+    truth = tiny_test_labels(tiny_source)
+    first = {}
+    for name in found:
+        hits = []
+        for seed in ("0", "1"):
+            table = pq.read_table(here / found[name]["seeds"][seed]["evaluation"] / "predictions.parquet").to_pylist()
+            first[name] = {line["document"]: line["label_index"] for line in table if line["rank"] == 1}
+            hits.append([100.0 * (first[name][document] in labels) for document, labels in truth.items()])
+        first[name] = np.mean(hits, axis=0)
+    error = sem(first["RAMEN(inbatch)"] - first["inbatch"])
+    assert found["RAMEN(inbatch)"]["gain_error"]["p_at_1"] == pytest.approx(error) and error > 0
+    written = (here / "ablations/bases.md").read_text()
+    assert f"[{error:.2f}]" in written
+    missed = found["RAMEN(inbatch)"]["missed"]
+    bins = [name for name in missed if name != "complete"]
+    assert set(missed["complete"]) == {"5", "10", "20", "50", "100"} and len(bins) >= 2
+    assert missed["complete"]["5"] == pytest.approx(sum(missed[name].get("5", 0) for name in bins))
+
+
+def tiny_test_labels(source: Path) -> dict[str, set[int]]:
+    uids = [line.split("->")[0] for line in (source / "raw_data/test.raw.txt").read_text().splitlines()]
+    rows = (source / "tst_X_Y.txt").read_text().splitlines()[1:]
+    return {uid: {int(pair.split(":")[0]) for pair in row.split()} for uid, row in zip(uids, rows, strict=True)}
 
 
 def test_classified_rows_report_the_encoder_apart(tiny_source: Path, here: Path) -> None:

@@ -9,7 +9,16 @@ import pytest
 import scipy.sparse as sp
 from sklearn.metrics import ndcg_score, precision_score, recall_score
 
-from ramen.evaluation.metrics import apply_filter, contributions, evaluate, flat, inverse_propensity, label_recall, rank
+from ramen.evaluation.metrics import (
+    apply_filter,
+    by_document,
+    contributions,
+    evaluate,
+    flat,
+    inverse_propensity,
+    label_recall,
+    rank,
+)
 
 # golden values of the reference implementation's definitions, worked by hand for N=10, V=[6,3,1,1,0]
 Y = sp.csr_matrix(np.array([[1, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 0, 1, 0]], float))
@@ -135,6 +144,18 @@ def test_groups_of_labels_add_up() -> None:
     whole, parts = evaluate(order, y, inv_p), contributions(order, y, inv_p, group, 4)
     for metric in whole:
         np.testing.assert_allclose(parts[metric].sum(0), whole[metric])
+
+
+def test_what_documents_add_is_the_metric_and_slices_add_up() -> None:
+    y, scores, inv_p = random_problem(3)
+    ranking = rank(scores, 10)
+    parts = by_document(ranking, y, inv_p, {"head": np.arange(4), "rest": np.arange(4, 15)})
+    whole = flat(evaluate(ranking, y, inv_p))
+    for key in ("p_at_1", "p_at_5", "psp_at_1", "psp_at_5"):
+        assert parts[key].shape == (40,) and parts[key].mean() == pytest.approx(whole[key])
+        np.testing.assert_allclose(parts[f"head/{key}"] + parts[f"rest/{key}"], parts[key])
+    golden = by_document(rank(S, 3), Y, INV_P, {})["p_at_1"]
+    assert golden.tolist() == [100, 0, 0, 100]
 
 
 def test_ties_go_to_the_lower_label_in_every_kind_of_scores() -> None:
