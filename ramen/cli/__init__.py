@@ -14,6 +14,7 @@ import click
 from ramen.cli import cluster, project, registry, runs, use
 from ramen.cli.ablate import ablate
 from ramen.cli.base import CommandGroup
+from ramen.cli.probe import probe
 from ramen.cli.stages import stage_command
 from ramen.stages import STAGES
 
@@ -25,6 +26,7 @@ Examples:
   ramen query "command line mail client" -k 5  ask the published index
   ramen compare                                runs side by side
   ramen ablate --preset demo --study bases     a study over seeds, as one table
+  ramen probe --preset debian                  what the graphs say about the task
   ramen config --preset debian -o params.yaml  a complete, commented parameter file
 """
 
@@ -45,7 +47,7 @@ cli.add(
     *(stage_command(stage) for stage in STAGES.values()),
 )
 cli.add("Cluster", cluster.submit, cluster.dvc_adopt, cluster.tracking)
-cli.add("Use", use.query, use.serve, runs.compare, ablate)
+cli.add("Use", use.query, use.serve, runs.compare, ablate, probe)
 cli.add("Registry", registry.registry, registry.promote, registry.rollback, registry.index_update)
 cli.add("Project", project.fetch, project.config, project.compile, project.sync)
 

@@ -129,3 +129,9 @@ class Problem:
 def anchor_set_names(path: Path) -> list[str]:
     """Names of a dataset's anchor sets, in alphabetical order, without reading them."""
     return sorted(folder.name for folder in (path / "anchors").glob("*") if folder.is_dir())
+
+
+def read_test_edges(path: Path, name: str) -> sp.csr_matrix | None:
+    """Test document -> anchor of a set, CSR N' x M, None if the source had none: for analyses, never for training."""
+    file = path / "anchors" / name / "test.npz"
+    return read_csr(file) if file.is_file() else None

@@ -336,8 +336,8 @@ def by_document(
         slices: name -> label ids, whose contributions are taken apart as well.
 
     Returns:
-        float64 [N'] in percent under the keys of metrics.json (`p_at_1`, `tail/p_at_1`, ...); the mean over documents is
-        the metric, for PSP too (its denominator is a mean over all documents).
+        float64 [N'] in percent under the keys of metrics.json (`p_at_1`, `tail/p_at_1`, ...); the mean over documents
+        is the metric, for PSP too (its denominator is a mean over all documents).
     """
     num_rows, depth = indices.shape
     row, _ = pairs(y)
@@ -356,7 +356,7 @@ def by_document(
             for name, inside in within.items():
                 counted = (found.rank < k) & inside[found.label]
                 sums = np.bincount(found.row[counted], weights[metric][counted], num_rows)
-                out[f"{name}{metric}_at_{k}"] = scale * sums
+                out[f"{name}{metric}_at_{k}"] = np.asarray(scale * sums, np.float64)
     return out
 
 

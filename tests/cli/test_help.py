@@ -26,7 +26,7 @@ def test_help_lists_every_command_under_its_title() -> None:
     assert listed == {
         "Pipeline": ["run", *STAGES],
         "Cluster": ["submit", "dvc-adopt", "tracking"],
-        "Use": ["query", "serve", "compare", "ablate"],
+        "Use": ["query", "serve", "compare", "ablate", "probe"],
         "Registry": ["registry", "promote", "rollback", "index-update"],
         "Project": ["fetch", "config", "compile", "sync"],
     }

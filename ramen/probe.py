@@ -1,0 +1,239 @@
+"""Do the graphs say anything about the task that the encoder does not know yet? (`ramen probe`)
+
+Two questions per anchor set, asked on documents that were not trained on:
+
+* Do true pairs share anchors more often than others? Against random labels nearly every graph looks good, since what is
+  about the same thing shares neighbours and the text already tells that. So true labels that the encoder missed at the
+  first place are also set against the wrong labels it put there.
+* What would the encoder gain by the graph, had it learnt all of it? Neighbours' mean vectors are added to the labels'
+  vectors, to the documents' (which nobody knows of a new document: an oracle), and to both.
+
+Letters: V documents asked, L labels, M anchors of a set, D width.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from ramen.artifacts import Artifact
+from ramen.base.sampling import keyed_rng
+from ramen.config import Config
+from ramen.data.dataset import Problem, Texts, read_test_edges
+from ramen.encoder.labels import encode_labels
+from ramen.encoder.loading import load_encoder
+from ramen.errors import DataError
+from ramen.errors import Problem as Defect
+from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, inverse_propensity
+from ramen.graph.build import anchor_of
+from ramen.graph.metadata import Graph, read_graphs
+from ramen.retrieval import search
+from ramen.training.session import split_validation
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.5
+"""Of the neighbours' mean in a vector. Fixed: choosing the best of several would flatter the graph."""
+RANDOM_LABELS = 10
+"""Labels drawn for every document, as chance."""
+MEASURED = ("p_at_1", "psp_at_5", "r_at_100")
+
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Points of a metric gained over the text alone, and the standard error of that over the documents."""
+
+    points: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What one anchor set says.
+
+    Attributes:
+        documents, labels: per cent of them with an anchor.
+        true, chance: per cent of the true pairs, and of the pairs with random labels, that share an anchor.
+        missed, mistaken: the same of the true labels that are not ranked first where the first is wrong, and of
+            that first, wrong label. Nearly equal: the graph cannot tell where the text cannot.
+        gains: "labels", "documents" or "both" -> metric -> gain; empty where the side has no edges.
+    """
+
+    documents: float
+    labels: float
+    true: float
+    chance: float
+    missed: float
+    mistaken: float
+    gains: dict[str, dict[str, Gain]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The documents asked, their labels and what is ignored: CSR V x L each, and the sets' edges: CSR V x M."""
+
+    texts: Texts
+    y: sp.csr_matrix
+    ignored: sp.csr_matrix
+    edges: dict[str, sp.csr_matrix]
+
+
+def probe(
+    dataset: Artifact, graph: Artifact, model: Artifact | None, config: Config, on_test: bool
+) -> tuple[dict[str, float], dict[str, Probed]]:
+    """Ask every anchor set.
+
+    Args:
+        dataset, graph: the artifacts; edges are those of `graph`, test documents' own are raw ones.
+        model: a trained encoder; None = the one that training would start from.
+        config: sections encoder, training (which documents were held out), scoring.
+        on_test: ask the test documents instead of the held-out ones, to explain a result; never to choose by.
+
+    Returns:
+        The metrics of the text alone, in percent, and what each set says.
+
+    Raises:
+        DataError: no document is held out.
+    """
+    problem = Problem.read(dataset.path)
+    graphs = read_graphs(graph.path)
+    held_out = split_validation(len(problem.train), config.training)[0]
+    if not on_test and not len(held_out):
+        raise DataError(
+            Defect(str(dataset.path), "no held-out document to ask", "set training.validation_fraction above 0")
+        )
+    asked = _test(dataset.path, problem, graphs) if on_test else _held_out(problem, graphs, held_out)
+    encoder = load_encoder(model.path if model else config.encoder.name, config.encoder)
+    log.info("encoding %d documents and %d labels", len(asked.texts), len(problem.labels))
+    vectors = encoder.encode(asked.texts.texts)
+    labels = encode_labels(encoder, model.path, problem.labels.texts) if model else encoder.encode(problem.labels.texts)
+    inv_p = inverse_propensity(problem.y_train, config.scoring.propensity_a, config.scoring.propensity_b)
+
+    def ranked(documents: Vectors, by: Vectors) -> NDArray[np.int64]:
+        found, scores = search(documents, by, config.scoring.retrieve, config.scoring.chunk, problem.candidates)
+        return apply_filter(found, scores, asked.ignored, DEPTH)[0]
+
+    def measured(documents: Vectors, by: Vectors) -> dict[str, NDArray[np.float64]]:
+        return by_document(ranked(documents, by), asked.y, inv_p, {})
+
+    plain = measured(vectors, labels)
+    first = ranked(vectors, labels)[:, 0]
+
+    def gain(documents: Vectors, by: Vectors) -> dict[str, Gain]:
+        moved = measured(documents, by)
+        return {key: _gain(moved[key] - plain[key]) for key in MEASURED if key in moved}
+
+    said = {}
+    for name, sides in graphs.items():
+        anchors = problem.anchor_sets[name].texts
+        log.info("%s: encoding its anchors", name)
+        hidden = _flags(anchor_of(asked.texts, anchors), len(anchors))
+        of_labels = _without(sides["labels"].csr(), hidden)
+        of_documents = _without(asked.edges[name], hidden)
+        weights = _weights(sides)
+        used = np.flatnonzero(np.bincount(np.concatenate([of_labels.indices, of_documents.indices]),
+                                          minlength=len(anchors)))  # fmt: skip
+        known = np.zeros((len(anchors), vectors.shape[1]), np.float32)
+        known[used] = encoder.encode([anchors.texts[i] for i in used])
+        gains = {}
+        more_labels = _with_mean(labels, of_labels, known, weights)
+        more_documents = _with_mean(vectors, of_documents, known, weights)
+        if of_labels.nnz:
+            gains["labels"] = gain(vectors, more_labels)
+        if of_documents.nnz:
+            gains["documents"] = gain(more_documents, labels)
+        if len(gains) == 2:
+            gains["both"] = gain(more_documents, more_labels)
+        said[name] = Probed(**_sharing(asked.y, of_documents, of_labels, first, config.training.seed), gains=gains)
+    return {key: float(plain[key].mean()) for key in MEASURED if key in plain}, said
+
+
+def _held_out(problem: Problem, graphs: Mapping[str, Mapping[str, Graph]], rows: NDArray[np.int64]) -> Asked:
+    """The documents that training holds out."""
+    return Asked(
+        Texts([problem.train.uids[i] for i in rows], [problem.train.texts[i] for i in rows]),
+        problem.y_train[rows],
+        problem.filter_train[rows],
+        {name: sides["train"].csr()[rows] for name, sides in graphs.items()},
+    )
+
+
+def _test(path: Path, problem: Problem, graphs: Mapping[str, Mapping[str, Graph]]) -> Asked:
+    """The test documents; of their raw edges those to anchors that the graph kept."""
+    edges = {}
+    for name, sides in graphs.items():
+        kept = np.concatenate([graph.indices for graph in sides.values()])
+        count = sides["train"].shape[1]
+        raw = read_test_edges(path, name)
+        none = sp.csr_matrix((len(problem.test), count), dtype=np.float32)
+        edges[name] = none if raw is None else _without(raw, ~_flags(kept, count))
+    return Asked(problem.test, problem.y_test, problem.filter_test, edges)
+
+
+def _flags(numbers: NDArray[np.integer], length: int) -> NDArray[np.bool_]:
+    """bool [length], true at the numbers that are not negative."""
+    flags = np.zeros(length, bool)
+    flags[numbers[numbers >= 0]] = True
+    return flags
+
+
+def _without(matrix: sp.csr_matrix, columns: NDArray[np.bool_]) -> sp.csr_matrix:
+    """The matrix, binary, with the marked columns emptied."""
+    kept = sp.csr_matrix(matrix, copy=True)
+    kept.data = ((kept.data != 0) & ~columns[kept.indices]).astype(np.float32)
+    kept.eliminate_zeros()
+    return kept
+
+
+def _weights(sides: Mapping[str, Graph]) -> Vectors:
+    """1 / sqrt(degree) of each anchor, float32 [M]: what all share says little."""
+    degree = sum(np.bincount(graph.indices, minlength=graph.shape[1]) for graph in sides.values())
+    return np.asarray(np.maximum(degree, 1) ** -0.5, np.float32)
+
+
+def _with_mean(vectors: Vectors, edges: sp.csr_matrix, anchors: Vectors, weights: Vectors) -> Vectors:
+    """Unit vectors with a share of their neighbours' weighted mean added: float32 [rows, D]."""
+    weighted = edges @ sp.diags(weights)
+    mean = (weighted @ anchors) / np.maximum(np.asarray(weighted.sum(1)), 1e-12)
+    moved = vectors + np.float32(SHARE) * mean
+    return np.asarray(moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-12), np.float32)
+
+
+def _gain(differences: NDArray[np.float64]) -> Gain:
+    return Gain(float(differences.mean()), float(differences.std() / np.sqrt(len(differences))))
+
+
+def _sharing(
+    y: sp.csr_matrix, documents: sp.csr_matrix, labels: sp.csr_matrix, first: NDArray[np.int64], seed: int
+) -> dict[str, float]:
+    """How often pairs share an anchor, in percent, and how many rows have one at all."""
+
+    def share(rows: NDArray[np.integer], columns: NDArray[np.integer]) -> float:
+        if not len(rows):
+            return 0.0
+        common = np.asarray(documents[rows].multiply(labels[columns]).sum(axis=1)).ravel()
+        return 100.0 * float((common > 0).mean())
+
+    true = y.tocoo()
+    rng = keyed_rng(seed, "probe")
+    rows = np.repeat(np.flatnonzero(np.diff(y.indptr)), RANDOM_LABELS)
+    number = y.shape[1]
+    pairs = set(zip(true.row.tolist(), true.col.tolist(), strict=True))
+    wrong = np.array([label < number and (row, label) not in pairs for row, label in enumerate(first.tolist())])
+    missed = wrong[true.row]
+    return {
+        "documents": 100.0 * float((np.diff(documents.indptr) > 0).mean()),
+        "labels": 100.0 * float((np.diff(labels.indptr) > 0).mean()),
+        "true": share(true.row, true.col),
+        "chance": share(rows, rng.integers(0, number, len(rows))),
+        "missed": share(true.row[missed], true.col[missed]),
+        "mistaken": share(np.flatnonzero(wrong), first[wrong]),
+    }

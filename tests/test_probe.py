@@ -1,0 +1,91 @@
+"""`ramen probe` on planted graphs: one that knows what the texts do not say, one drawn at random."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from click.testing import CliRunner
+
+from ramen.artifacts import drafts, open_artifact
+from ramen.cli import cli
+from ramen.config import Config, resolve
+from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.errors import DataError
+from ramen.probe import probe
+from ramen.stages import run_stage
+
+WORDS = [
+    "apple", "bridge", "cloud", "desk", "engine", "forest", "glass", "harbor",
+    "island", "jacket", "kettle", "ladder", "mirror", "needle", "orange", "pencil",
+]  # fmt: skip
+LABELS, DOCUMENTS = 16, 300
+
+
+def one_each(columns: np.ndarray, width: int) -> sp.csr_matrix:
+    rows = np.arange(len(columns))
+    return sp.csr_matrix((np.ones(len(rows), np.float32), (rows, columns)), shape=(len(rows), width))
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Labels have code names. Anchors of `told` say what a label is about, those of `noise` are dealt at random."""
+    folder = tmp_path_factory.mktemp("planted")
+    rng = np.random.default_rng(0)
+    topic = rng.integers(0, LABELS, DOCUMENTS)
+    y, empty = one_each(topic, LABELS), sp.csr_matrix((DOCUMENTS, LABELS), dtype=np.float32)
+    anchors = Texts([f"a{i}" for i in range(LABELS)], [f"about {word}" for word in WORDS])
+    told = AnchorSet(anchors, y, sp.identity(LABELS, np.float32, "csr"), y[:40])
+    noise = replace(
+        told, texts=Texts([f"n{i}" for i in range(LABELS)], anchors.texts), test=y[:40],
+        train=one_each(rng.integers(0, LABELS, DOCUMENTS), LABELS), labels=one_each(rng.permutation(LABELS), LABELS),
+    )  # fmt: skip
+    problem = Problem(
+        Texts([f"d{i}" for i in range(DOCUMENTS)], [f"{WORDS[t]} {WORDS[t]} shop" for t in topic]),
+        Texts([f"t{i}" for i in range(40)], [f"{WORDS[t]} shop" for t in topic[:40]]),
+        Texts([f"l{i}" for i in range(LABELS)], [f"x{i * 37 % 101}q" for i in range(LABELS)]),
+        y, y[:40], empty, empty[:40], {"noise": noise, "told": told},
+    )  # fmt: skip
+    places = {name: folder / name for name in ("dataset", "graph")}
+    with drafts({"dataset": places["dataset"]}, sections={}, inputs={}, work=folder / "work") as made:
+        problem.write(made["dataset"].path)
+    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": places["dataset"]},
+              outputs={"graph": places["graph"]})  # fmt: skip
+    return places
+
+
+def settings(*sets: str) -> Config:
+    return resolve(sets=["encoder.name=minilm", "training.validation_fraction=0.4", *sets])
+
+
+def test_the_graph_that_knows_more_gains_and_noise_does_not(planted: dict[str, Path]) -> None:
+    opened = [open_artifact(planted[name], name) for name in ("dataset", "graph")]
+    text, said = probe(opened[0], opened[1], None, settings(), on_test=False)
+    told, noise = said["told"], said["noise"]
+    assert text["p_at_1"] < 30, "the texts alone say nothing"
+    gain = told.gains["labels"]["p_at_1"]
+    assert text["p_at_1"] + gain.points > 80 and gain.points > 10 * gain.error
+    assert noise.gains["labels"]["p_at_1"].points < 20
+    assert (told.documents, told.labels, told.true, told.missed) == (100, 100, 100, 100)
+    assert told.chance == pytest.approx(100 / LABELS, abs=4), "one of 16 labels shares the anchor"
+    assert told.mistaken == 0 and noise.true < 30
+
+
+def test_test_documents_are_asked_with_their_own_edges_only_on_request(planted: dict[str, Path]) -> None:
+    opened = [open_artifact(planted[name], name) for name in ("dataset", "graph")]
+    said = probe(opened[0], opened[1], None, settings("training.validation_fraction=0"), on_test=True)[1]
+    assert said["told"].true == 100 and set(said["told"].gains) == {"labels", "documents", "both"}
+    with pytest.raises(DataError, match="no held-out document to ask; set training.validation_fraction above 0"):
+        probe(opened[0], opened[1], None, settings("training.validation_fraction=0"), on_test=False)
+
+
+def test_the_command_prints_both_tables_and_json(planted: dict[str, Path]) -> None:
+    words = ["probe", *(f"--{name}={path}" for name, path in planted.items()), "--set=encoder.name=tiny"]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0 and "labels put first by mistake" in done.output and "told" in done.output
+    found = json.loads(CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False).stdout)
+    assert set(found["sets"]["told"]["gains"]["labels"]["p_at_1"]) == {"points", "error"}
