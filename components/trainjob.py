@@ -98,11 +98,7 @@ def run_job(
     metrics: dict[str, float] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     for output, place in outputs.items():
         open_artifact(folder / "out" / output, output)
-        beside = place.with_name(f".{place.name}.tmp")
-        shutil.rmtree(beside, ignore_errors=True)
-        shutil.copytree(folder / "out" / output, beside)
-        shutil.rmtree(place, ignore_errors=True)
-        beside.rename(place)
+        _copy(folder / "out" / output, place)
     _delete(api, namespace, name)
     shutil.rmtree(folder, ignore_errors=True)
     return {key: value for key, value in metrics.items() if value is not None}
@@ -111,14 +107,18 @@ def run_job(
 def _place(folder: Path, sections: Mapping[str, Any], inputs: Mapping[str, Path]) -> None:
     """Put inputs and configuration on the shared volume; what an earlier attempt put there whole stays."""
     for name, path in inputs.items():
-        place = folder / "in" / name
-        if place.is_dir():
-            continue
-        beside = place.with_name(f".{name}.tmp")
-        shutil.rmtree(beside, ignore_errors=True)
-        shutil.copytree(path, beside)
-        beside.rename(place)
+        if not (folder / "in" / name).is_dir():
+            _copy(path, folder / "in" / name)
     write_json(folder / "params.yaml", dict(sections))  # JSON is YAML
+
+
+def _copy(source: Path, place: Path) -> None:
+    """Copy a folder beside its place and rename it in."""
+    beside = place.with_name(f".{place.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    shutil.copytree(source, beside)
+    shutil.rmtree(place, ignore_errors=True)
+    beside.rename(place)
 
 
 def _manifest(name: str, stage: str, folder: Path, track: Tracker) -> dict[str, Any]:

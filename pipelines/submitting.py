@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ import yaml
 
 from pipelines.compiling import compile_pipeline
 from ramen.config import Config
-from ramen.errors import ConfigError, RamenError
+from ramen.errors import ConfigError, RamenError, reason
 
 TOKEN_ENV = "KF_PIPELINES_TOKEN"
 """Bearer token for servers that want one and do not take the pod's own account."""
@@ -100,14 +102,12 @@ def submit(
     Raises:
         RamenError: the server cannot be reached or refuses.
     """
-    with _plain(target), redirect_stdout(io.StringIO()):
-        client = _client(target)
-        experiment = client.create_experiment(target.experiment, namespace=target.namespace or None)
+    with _server(target) as (client, experiment):
         run = client.run_pipeline(
-            experiment.experiment_id,
+            experiment,
             name,
             str(pipeline),
-            params=_parameters(settings),
+            params=settings.sections(),
             pipeline_root=root,
             enable_caching=caching,
             service_account=target.service_account or None,
@@ -130,16 +130,14 @@ def schedule(
     fields = cron.split()
     if len(fields) not in (5, 6):
         raise ConfigError(f"--cron {cron!r}: five fields are expected (minute hour day month weekday)")
-    with _plain(target), redirect_stdout(io.StringIO()):
-        client = _client(target)
-        experiment = client.create_experiment(target.experiment, namespace=target.namespace or None)
+    with _server(target) as (client, experiment):
         job = client.create_recurring_run(
-            experiment.experiment_id,
+            experiment,
             name,
             cron_expression=" ".join(fields if len(fields) == 6 else ["0", *fields]),
             max_concurrency=1,
             no_catchup=True,
-            params=_parameters(settings),
+            params=settings.sections(),
             pipeline_package_path=str(pipeline),
             enable_caching=caching,
             service_account=target.service_account or None,
@@ -181,8 +179,13 @@ def watch(run_id: str, target: Target, say: Callable[[str], None], every: float 
         time.sleep(every)
 
 
-def _parameters(settings: Config) -> Mapping[str, Any]:
-    return settings.sections()
+@contextmanager
+def _server(target: Target) -> Iterator[tuple[Any, str]]:
+    """A client and the id of the experiment to submit to; what kfp prints and warns about on the way is left out."""
+    with _plain(target), redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        client = _client(target)
+        yield client, client.create_experiment(target.experiment, namespace=target.namespace or None).experiment_id
 
 
 def _client(target: Target) -> Any:
@@ -215,9 +218,6 @@ def _plain(target: Target) -> Iterator[None]:
 
 def _first(error: BaseException) -> str:
     """The server's own message, or the innermost cause."""
-    import json
-    import re
-
     body = getattr(error, "body", None)
     if body:
         try:
@@ -225,6 +225,4 @@ def _first(error: BaseException) -> str:
             return str(found.get("message") or found.get("error") or body).splitlines()[0]
         except (ValueError, AttributeError):
             return str(body).splitlines()[0]
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", text)
-    return cause.group(1) if cause else text
+    return reason(error)

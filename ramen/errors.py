@@ -14,6 +14,7 @@ traceback.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -86,3 +87,10 @@ class Interrupted(RamenError):
     """Stopped on purpose; what was done so far is safe on disk."""
 
     exit_code = 130
+
+
+def reason(error: BaseException) -> str:
+    """First line of an error; of a failed request only what the network said, at the end of a long nested text."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
+    return cause.group(1) if cause else lines[0]

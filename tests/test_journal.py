@@ -175,14 +175,13 @@ def test_push_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_journal_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
-    busy = Journal(Flaky(0), tmp_path, "http://user:secret@mlflow:5000")
+    busy = Journal(Flaky(0), tmp_path)
     busy.write("end", "run", status="FINISHED", time=0)
     (place,) = kept(tmp_path)
     script = "import sys, pathlib; from ramen.tracking.journal import Journal\n"
     script += "print(Journal.reopen(None, pathlib.Path(sys.argv[1])))"
     done = subprocess.run([sys.executable, "-c", script, str(place)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None"
-    assert "secret" not in (place / "uri").read_text() and "mlflow:5000" in (place / "uri").read_text()
 
 
 def test_mistake_of_ours_is_no_outage(tmp_path: Path) -> None:

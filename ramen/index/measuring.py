@@ -19,6 +19,13 @@ LATENCY_SAMPLE = 100
 """Queries timed, one at a time."""
 
 
+def evenly(texts: Sequence[str], size: int) -> list[str]:
+    """At most `size` of the texts, evenly spaced."""
+    if len(texts) <= size:
+        return list(texts)
+    return [texts[i] for i in np.linspace(0, len(texts) - 1, size).astype(int)]
+
+
 def facts_of(index: Any, settings: Settings, labels_LD: NDArray[np.float32]) -> dict[str, Any]:
     """Content facts of an index: what it is and how it was built."""
     count, width = labels_LD.shape

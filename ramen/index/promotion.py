@@ -113,7 +113,7 @@ def offer(name: str, version: int, settings: Settings) -> Decision:
         if _holder(client, name, settings.alias) != decision.against:
             continue  # moved while the gate was thinking
         _move(client, name, settings.alias, version, decision.against)
-        rival = _best(client, name, version, decision, settings)
+        rival = _best(client, name, version, settings)
         if rival != version:
             yielded = Decision(rival, [f"version {rival}, published at the same time, is better"])
             _tag(client, name, version, yielded.tags())
@@ -133,7 +133,7 @@ def _judge(client: Any, name: str, version: int, settings: Settings) -> Decision
     return decision
 
 
-def _best(client: Any, name: str, version: int, decision: Decision, settings: Settings) -> int:
+def _best(client: Any, name: str, version: int, settings: Settings) -> int:
     """The best of the versions that passed the gate against the same holder and were not withdrawn since."""
     own = _tags(client, name, version)
     metric = next(iter(settings.gate), "")

@@ -21,11 +21,10 @@ from typing import Any
 
 import ramen
 from ramen.config import Index as Settings
-from ramen.errors import RamenError
+from ramen.errors import RamenError, reason
 from ramen.index.promotion import FAILED, PASSED, SMOKE_TAG, offer
 from ramen.index.registry import connect, contained, plain_errors
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
-from ramen.tracking.journal import reason
 
 PACKAGE = Path(ramen.__file__).parent
 REQUIREMENTS = ("mlflow", "numpy", "pyarrow", "pydantic", "pyyaml", "safetensors", "scipy", "torch", "transformers")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from ramen.errors import RamenError
+from ramen.errors import RamenError, reason
 from ramen.index.retriever import Retriever
-from ramen.tracking.journal import IMPATIENCE, PATIENCE, patience, reason
+from ramen.tracking.journal import IMPATIENCE, PATIENCE, patience
 
 PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 

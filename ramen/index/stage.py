@@ -7,14 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ramen import config
 from ramen.artifacts import Artifact, Draft, write_text
 from ramen.data.dataset import Texts
 from ramen.errors import RamenError
 from ramen.index.build import ann_recall, build_index, exact_ids, tune
-from ramen.index.measuring import facts_of, folder_bytes, latencies, version_tags
+from ramen.index.measuring import evenly, facts_of, folder_bytes, latencies, version_tags
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
 from ramen.tracking import Tracker
 
@@ -50,7 +48,7 @@ def publish_index(
     from ramen.encoder.loading import load_encoder
 
     labels = Texts.read(dataset.path / "texts" / "labels.parquet")
-    queries = _sample(Texts.read(dataset.path / "texts" / "test.parquet").texts or labels.texts, RECALL_SAMPLE)
+    queries = evenly(Texts.read(dataset.path / "texts" / "test.parquet").texts or labels.texts, RECALL_SAMPLE)
     sentences = load_encoder(model.path, encoder.model_copy(update={"name": str(model.path)}))
     labels_LD = fused_labels(model.path, encode_labels(sentences, model.path, labels.texts))
     built = build_index(labels_LD, index)
@@ -101,7 +99,7 @@ def _register(
         run_id=track.run_id,
         settings=index,
         tags=tags,
-        sample=_sample(queries, SMOKE_SAMPLE),
+        sample=evenly(queries, SMOKE_SAMPLE),
     )
     version = f"{published.name}/{published.version}"
     track.tags({"ramen.model_version": version, "ramen.gate": published.refused or "passed"})
@@ -123,10 +121,3 @@ def _evaluated(evaluation: Artifact, index: config.Index) -> dict[str, str]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _sample(texts: Sequence[str], size: int) -> list[str]:
-    """At most `size` texts, evenly spaced."""
-    if len(texts) <= size:
-        return list(texts)
-    return [texts[i] for i in np.linspace(0, len(texts) - 1, size).astype(int)]

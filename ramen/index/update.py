@@ -22,7 +22,7 @@ from ramen.artifacts import read_texts
 from ramen.config import Index as Settings
 from ramen.errors import DataError, Problem, RamenError
 from ramen.index.build import ann_recall, changed, exact_ids, inverted_lists
-from ramen.index.measuring import folder_bytes, latencies, version_tags
+from ramen.index.measuring import evenly, folder_bytes, latencies, version_tags
 from ramen.index.publishing import Published, publish
 from ramen.index.registry import connect, load_version, resolve_version, version_folders
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
@@ -143,7 +143,7 @@ def updated(
         folder = Path(scratch)
         said = facts["index"] | {"labels": len(uids), "updated_from": f"{name}/{number}"}
         write_retriever(folder, index, uids, texts, encoder_files=facts["encoder"], facts=said)
-        sample = [texts[i] for i in np.linspace(0, len(texts) - 1, min(len(texts), RECALL_SAMPLE)).astype(int)]
+        sample = evenly(texts, RECALL_SAMPLE)
         rows = _vectors(index)
         queries_nD, k = now.encoder.encode(sample), min(settings.recall_k, len(uids))
         recall = ann_recall(index, queries_nD, exact_ids(rows, queries_nD, k), k)

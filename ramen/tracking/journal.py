@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ramen.artifacts import write_json
+from ramen.errors import reason
 
 SPOOL_ENV = "RAMEN_SPOOL"
 """Folder of the journals; by default .ramen/tracking in the working directory. In a pod: a volume that outlives it."""
@@ -45,11 +45,10 @@ class Journal:
     Args:
         client: MlflowClient.
         folder: where the journals of all processes go; this one makes a folder of its own when it needs one.
-        uri: tracking URI, kept with the journal (without user and password).
     """
 
-    def __init__(self, client: Any, folder: Path, uri: str = "") -> None:
-        self._client, self._spool, self._uri = client, folder, uri
+    def __init__(self, client: Any, folder: Path) -> None:
+        self._client, self._spool = client, folder
         self._folder: Path | None = None
         self._lock: TextIO | None = None
         self._ids: dict[str, str] = {}
@@ -154,7 +153,6 @@ class Journal:
         (self._folder / FILES).mkdir(parents=True)
         self._lock = (self._folder / LOCK).open("a")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (self._folder / "uri").write_text(_without_user(self._uri), encoding="utf-8")
         self._next_try = time.monotonic() + TRY_AGAIN
         print(
             f"warning: the tracking store is out of reach ({reason(error)}); writes are kept in {self._folder}",
@@ -254,18 +252,6 @@ def _lines(path: Path) -> list[str]:
 def _out_of_reach(error: Exception) -> bool:
     """Whether a later attempt may succeed: no answer, an error of the server, or keys that it does not take."""
     return getattr(error, "error_code", "") not in MISTAKES and not isinstance(error, TypeError | AssertionError)
-
-
-def reason(error: BaseException) -> str:
-    """First line of an error; of a failed request only what the network said, at the end of a long nested text."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
-    return cause.group(1) if cause else lines[0]
-
-
-def _without_user(uri: str) -> str:
-    scheme, _, rest = uri.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else uri
 
 
 def _now() -> int:

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.errors import Interrupted, RamenError
+from ramen.errors import Interrupted, RamenError, reason
 from ramen.processes import rank
 from ramen.provenance import pipeline_key, provenance
-from ramen.tracking.journal import Journal, kept, patience, reason, spool
+from ramen.tracking.journal import Journal, kept, patience, spool
 from ramen.tracking.protocol import NullTracker, Tracker
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class Store:
                 f"MLflow store {mlflow.get_tracking_uri()}: cannot be used ({reason(error)}); "
                 f"check MLFLOW_TRACKING_URI, or set {SWITCH_ENV}=off"
             ) from error
-        return cls(client, str(experiment), Journal(client, spool(), mlflow.get_tracking_uri()))
+        return cls(client, str(experiment), Journal(client, spool()))
 
     def create(self, name: str, parent: str | None, tags: Mapping[str, str]) -> str:
         """Open a run, nested under `parent` if there is one."""

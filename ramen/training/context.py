@@ -67,8 +67,8 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     Raises:
         Interrupted: asked to stop; a checkpoint was saved.
     """
-    held_out = session.validation.documents
-    if not len(held_out):
+    held_out, wanted = session.validation.documents, session.objective.label_context
+    if wanted == "none" or not len(held_out):
         return None
     rng = keyed_rng(session.training.seed, "context")
     asked = np.sort(rng.permutation(held_out)[:DOCUMENTS])
@@ -76,7 +76,7 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     asked, y = asked[np.diff(y.indptr) > 0], y[np.diff(y.indptr) > 0]
     documents = session.embed(session.texts.roles["documents"][asked])
     ignored = session.problem.filter_train[asked]
-    wanted, active = session.objective.label_context, session.active
+    active = session.active
     neighbours = {
         name: _anchors(session, name, sides["labels"], asked)
         for name, sides in pruned.items()
