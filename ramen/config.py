@@ -170,17 +170,20 @@ class Bandit(Section):
     estimator: Literal["rademacher", "paper", "stein", "reward"] = knob(
         "rademacher", "how a window's feedback becomes a slope; paper = P / z as printed", "R-ICLR 3"
     )
-    feedback: Literal["accuracy", "task_loss", "heldout_loss", "weighted_objective"] = knob(
-        "accuracy",
-        "what a window is judged by: in-batch accuracy, task loss, task loss on held-out documents, or the whole "
-        "weighted loss as published (which shrinks every weight, since each multiplies a positive loss)",
+    feedback: Literal["heldout_loss", "accuracy", "task_loss", "weighted_objective"] = knob(
+        "heldout_loss",
+        "what a window is judged by: likelihood of held-out documents' labels, in-batch accuracy, task loss, or the "
+        "whole weighted loss as published (which shrinks every weight, since each multiplies a positive loss)",
         "R-ICLR 3, xcai",
     )
     period: int = knob(30, "steps of a window", "R-ICLR 3", ge=1)
     sigma: float = knob(0.1, "standard deviation of the perturbation (variance 0.01)", "R-ICLR 3", gt=0)
     lr: float = knob(0.01, "learning rate of the weights", "R-ICLR 3", gt=0)
     baseline: bool = knob(True, "judge a window against a running mean of the windows before", "xcai")
-    baseline_momentum: float = knob(0.8, "momentum of that mean", "xcai", ge=0, lt=1)
+    baseline_momentum: float = knob(0.8, "momentum of that mean and of the deviation", "xcai", ge=0, lt=1)
+    normalise: bool = knob(
+        True, "measure the difference to that mean in its running deviation, so that a step is about lr on any scale"
+    )
     safeguards: bool = knob(True, "bound weights and steps; false = literally as printed, which diverges")
     max_step: float = knob(0.05, "a window moves a weight by at most this", gt=0)
     lambda_min: float = knob(0.01, "least weight", ge=0)

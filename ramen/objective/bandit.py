@@ -3,11 +3,14 @@
 Every window of `period` steps trains with perturbed weights `λ + z`; the mean feedback P of the window says which way
 each λ should go. As published, P is the weighted loss itself, which contains every λ as a factor: its slope in λ is the
 regulariser's value, never negative, so weights drift to zero and below. The feedbacks "task_loss", "accuracy" and
-"heldout_loss" do not contain λ, and a floor keeps a weight that is not wanted now from being lost for ever.
+"heldout_loss" do not contain λ, and a floor keeps a weight that is not wanted now from being lost for ever. Losses fall
+by more from window to window than a perturbation changes them, so the mean of the windows before is taken off (the
+advantage), and what is left is measured in its own running deviation: a step is then about `lr`, whatever the feedback.
 
 Estimators of the slope, z being what was really added (after the floor and the cap):
 
-* "rademacher": P u / δ, z = δ u with u = ±1: what the cited theory proves.
+* "rademacher": P u / δ, z = δ u with u = ±1: what the cited theory proves. A bound that cuts z short
+  cuts the estimate short, too.
 * "paper": P / z with Gaussian z, as printed; 1 / z has no mean, so |z| is kept above σ / 4 unless `safeguards` is off.
 * "stein": P z / σ², the Gaussian estimator that is unbiased.
 * "reward": λ goes by lr times advantage z / σ², cut to ±1, the policy gradient of MOGIC's authors.
@@ -50,16 +53,21 @@ class Bandit:
         self.sum_of_weights = sum(initial.values())
         self.windows, self.count, self.total = 0, 0, 0.0
         self.baseline: float | None = None
+        self.variance: float | None = None
         self.weights: dict[str, float] = {}
         self._perturb()
 
-    def observe(self, feedback: float) -> bool:
-        """Count a step's feedback (lower is better). Returns whether a window ended and the weights changed."""
+    def observe(self, feedback: float, scale: float = 1.0) -> bool:
+        """Count a step's feedback (lower is better). Returns whether a window ended and the weights changed.
+
+        `scale` multiplies the weights' step: when the encoder's own steps shrink, a weight changes less of the feedback
+        and the noise would be all that is left to follow.
+        """
         self.total += feedback
         self.count += 1
         if self.count < self.settings.period:
             return False
-        self._update(self.total / self.count)
+        self._update(self.total / self.count, scale)
         self.windows += 1
         self.count, self.total = 0, 0.0
         self._perturb()
@@ -78,30 +86,39 @@ class Bandit:
                     z = sigma * float(rng.standard_normal())
             self.weights[name] = self._bounded(self.means[name] + z)
 
-    def _update(self, feedback: float) -> None:
-        advantage = feedback
-        if self.settings.baseline:
-            advantage = 0.0 if self.baseline is None else feedback - self.baseline
-            keep = self.settings.baseline_momentum
-            self.baseline = feedback if self.baseline is None else keep * self.baseline + (1 - keep) * feedback
+    def _update(self, feedback: float, scale: float) -> None:
+        advantage = self._advantage(feedback) if self.settings.baseline else feedback
         for name in self.names:
-            step = self.settings.lr * self.slope(advantage, self.weights[name] - self.means[name])
+            step = scale * self.settings.lr * self.slope(advantage, self.weights[name] - self.means[name])
             if self.settings.safeguards:
                 step = max(-self.settings.max_step, min(self.settings.max_step, step))
             self.means[name] = self._bounded(self.means[name] - step)
         if self.settings.gauge == "fixed_sum":
-            scale = self.sum_of_weights / max(sum(self.means.values()), 1e-12)
-            self.means = {name: mean * scale for name, mean in self.means.items()}
+            ratio = self.sum_of_weights / max(sum(self.means.values()), 1e-12)
+            self.means = {name: mean * ratio for name, mean in self.means.items()}
+
+    def _advantage(self, feedback: float) -> float:
+        """Feedback less the running mean; with `normalise`, in units that give steps of about `lr`."""
+        keep = self.settings.baseline_momentum
+        if self.baseline is None:
+            self.baseline = feedback
+            return 0.0
+        advantage = feedback - self.baseline
+        self.baseline = keep * self.baseline + (1 - keep) * feedback
+        square = advantage**2
+        self.variance = square if self.variance is None else keep * self.variance + (1 - keep) * square
+        if not self.settings.normalise or not self.variance:
+            return advantage
+        return self.settings.sigma * advantage / math.sqrt(self.variance)
 
     def slope(self, feedback: float, z: float) -> float:
         """Estimated derivative of the feedback by a weight, to which z was added; 0 for z = 0."""
         if z == 0:
             return 0.0
-        sigma = self.settings.sigma
-        if self.settings.estimator in ("paper", "rademacher"):
+        if self.settings.estimator == "paper":
             return feedback / z
-        estimate = feedback * z / sigma**2
-        return estimate if self.settings.estimator == "stein" else max(-1.0, min(1.0, estimate))
+        estimate = feedback * z / self.settings.sigma**2
+        return max(-1.0, min(1.0, estimate)) if self.settings.estimator == "reward" else estimate
 
     def _bounded(self, weight: float) -> float:
         if not self.settings.safeguards:
@@ -112,14 +129,14 @@ class Bandit:
         """All that a bit-exact resume needs, as JSON."""
         return {
             "means": self.means, "weights": self.weights, "windows": self.windows, "count": self.count,
-            "total": self.total, "baseline": self.baseline,
+            "total": self.total, "baseline": self.baseline, "variance": self.variance,
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
         self.means, self.weights = dict(state["means"]), dict(state["weights"])
         self.windows, self.count = int(state["windows"]), int(state["count"])
-        self.total, self.baseline = float(state["total"]), state["baseline"]
+        self.total, self.baseline, self.variance = float(state["total"]), state["baseline"], state["variance"]
 
     @property
     def finite(self) -> bool:

@@ -55,7 +55,8 @@ class Trainer:
         triplet: the regularisers' loss.
         symmetric: regularise in both directions.
         weights: λ by term name: "task", "<set>.document", "<set>.label".
-        learning_rate: global step -> learning rate.
+        lr: peak learning rate.
+        schedule: global step -> share of the peak.
         clip_norm: gradients are clipped to this norm; 0 = off.
         seed: keys the dropout of each step.
         track: receives step metrics.
@@ -63,7 +64,7 @@ class Trainer:
         uids: of the documents, to name them in errors.
         embed: shows the base algorithm the current vectors when it clusters or mines.
         tuner: moves the regularisers' weights, or None.
-        heldout: window number -> loss on held-out documents, for a tuner that is judged by it.
+        heldout: loss on held-out documents, for a tuner that is judged by it.
         position: counters and history.
         stop: asked after each step; true = save and stop.
         save: writes a checkpoint.
@@ -79,7 +80,8 @@ class Trainer:
     triplet: Triplet
     symmetric: bool
     weights: dict[str, float]
-    learning_rate: Callable[[int], float]
+    lr: float
+    schedule: Callable[[int], float]
     clip_norm: float
     seed: int
     track: Tracker
@@ -87,7 +89,7 @@ class Trainer:
     uids: Sequence[str]
     embed: Embed
     tuner: Bandit | None = None
-    heldout: Callable[[int], float] = lambda window: 0.0
+    heldout: Callable[[], float] = lambda: 0.0
     position: Position = field(default_factory=Position)
     stop: Callable[[], bool] = lambda: False
     save: Callable[[], None] = lambda: None
@@ -149,7 +151,7 @@ class Trainer:
     def train_step(self, step: Step) -> dict[str, float]:
         """One optimiser step. Returns every term's value, unweighted, and the weighted "loss"."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.position.global_step)
+            group["lr"] = self.lr * self.schedule(self.position.global_step)
         self.encoder.train()
         roles = {"documents": step.documents, "labels": step.labels}
         roles |= {f"anchors/{name}": batch.pool for name, batch in step.anchors.items()}
@@ -185,12 +187,13 @@ class Trainer:
         feedback = self.tuner.settings.feedback
         last = self.tuner.count + 1 == self.tuner.settings.period
         if feedback == "heldout_loss":  # one look at the window's end stands for all of it
-            told = self.heldout(self.tuner.windows) * self.tuner.settings.period if last else 0.0
+            told = self.heldout() * self.tuner.settings.period if last else 0.0
         elif feedback == "accuracy":
             told = 1.0 - values[ACCURACY]
         else:
             told = values["loss" if feedback == "weighted_objective" else TASK]
-        if self.tuner.observe(told):
+        literal = not self.tuner.settings.safeguards  # as printed, the weights' steps never shrink
+        if self.tuner.observe(told, 1.0 if literal else self.schedule(self.position.global_step)):
             self.weights.update(self.tuner.weights)
         self.position.bandit = self.tuner.state()
 
@@ -307,14 +310,14 @@ def _links(links: SideLinks, device: torch.device) -> Links:
     return Links(*(_tensor(array, device) for array in arrays))
 
 
-def linear_schedule(peak: float, warmup_steps: int, total_steps: int) -> Callable[[int], float]:
-    """Linear rise over `warmup_steps`, then linear decay to 0 at `total_steps`."""
+def linear_schedule(warmup_steps: int, total_steps: int) -> Callable[[int], float]:
+    """Step -> share of the peak: linear rise over `warmup_steps`, then linear decay to 0 at `total_steps`."""
     warmup_steps = min(warmup_steps, max(total_steps // 2, 1))
 
     def at(step: int) -> float:
         if step < warmup_steps:
-            return peak * (step + 1) / warmup_steps
-        return peak * max(0.0, (total_steps - step) / max(total_steps - warmup_steps, 1))
+            return (step + 1) / warmup_steps
+        return max(0.0, (total_steps - step) / max(total_steps - warmup_steps, 1))
 
     return at
 

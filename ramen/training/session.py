@@ -142,7 +142,7 @@ class Session:
         own = {} if base.module is None else {"base": base.module}
         self.trained = nn.ModuleDict({"encoder": self.encoder, **own})
         optimizer = make_optimizer(self.encoder, base.module, settings.lr, settings.adam_eps, settings.weight_decay)
-        schedule = linear_schedule(settings.lr, settings.lr_warmup_steps, settings.epochs * sampler.steps_per_epoch)
+        schedule = linear_schedule(settings.lr_warmup_steps, settings.epochs * sampler.steps_per_epoch)
         weights = {TASK: objective.lambda_task}
         for name in self.graphs:
             weights |= {f"{name}.document": objective.weight(name, "document")}
@@ -156,6 +156,7 @@ class Session:
             triplet,
             objective.symmetric,
             weights,
+            settings.lr,
             schedule,
             settings.clip_norm,
             settings.seed,
@@ -180,19 +181,25 @@ class Session:
         tuned = {name: w for name, w in weights.items() if name != TASK or settings.gauge != "fixed_task"}
         return Bandit(settings, tuned, lambda window: keyed_rng(self.training.seed, "bandit", window))
 
-    def _heldout(self, held_out: NDArray[np.int64], base: BaseAlgorithm) -> Callable[[int], float]:
-        """Window number -> task loss of a sample of the held-out documents, without dropout or gradient."""
+    def _heldout(self, held_out: NDArray[np.int64], base: BaseAlgorithm) -> Callable[[], float]:
+        """Mean negative log-likelihood of a label of each of some held-out documents, without dropout or gradient.
+
+        Always the same sample: another one each time would change the loss by more than a window of training does. And
+        not the task loss: a triplet loss is 0 wherever the margin is kept, and says nothing there.
+        """
         sampler = StepSampler(BaseAlgorithm(self._told(held_out), self.settings.base, base.triplet),
                               self.training.batch_size, self.training.seed)  # fmt: skip
 
-        def loss(window: int) -> float:
-            step = sampler.step(sampler.epoch_order(window), window, 0)
+        def loss() -> float:
+            step = sampler.step(sampler.epoch_order(0), 0, 0)
             roles = self.texts.roles
             documents, labels = self.embed(roles["documents"][step.documents]), self.embed(roles["labels"][step.labels])
+            positive, others = torch.from_numpy(step.positive), torch.from_numpy(step.mask)
             with torch.no_grad():
                 z_LD = base.label_vectors(torch.from_numpy(labels).to(self.encoder.device), step.labels).cpu()
-                scores_BL = torch.from_numpy(documents) @ z_LD.T
-                return float(base.triplet(scores_BL, torch.from_numpy(step.positive), torch.from_numpy(step.mask)))
+                scores_BL = torch.from_numpy(documents) @ z_LD.T / self.objective.temperature
+                others[torch.arange(len(positive)), positive] = False
+                return float(nn.functional.cross_entropy(scores_BL.masked_fill(others, -torch.inf), positive))
 
         return loss
 

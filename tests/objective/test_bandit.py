@@ -36,7 +36,7 @@ def test_estimates_are_unbiased(estimator: str, baseline: bool) -> None:
 
 def test_the_printed_estimator_equals_rademachers_on_signs_and_has_wild_tails_on_gaussians() -> None:
     paper, signs = bandit(estimator="paper"), bandit(estimator="rademacher")
-    assert all(paper.slope(0.7, z) == signs.slope(0.7, z) for z in (-0.1, 0.1))
+    assert all(paper.slope(0.7, z) == pytest.approx(signs.slope(0.7, z), abs=1e-12) for z in (-0.1, 0.1))
     z = 0.1 * np.random.default_rng(0).standard_normal(1000)
     steps = np.abs([paper.slope(0.7, value) for value in z])
     assert steps.max() / np.median(steps) > 100
@@ -85,6 +85,27 @@ def test_it_lowers_what_hurts_and_raises_what_helps(estimator: str) -> None:
         for seed in range(20)
     ]
     assert np.mean([end["good"] for end in ends]) > 0.6 > 0.4 > np.mean([end["noise"] for end in ends])
+
+
+@pytest.mark.parametrize("estimator", ["rademacher", "paper", "stein", "reward"])
+def test_the_scale_of_the_feedback_does_not_matter_and_steps_are_about_lr(estimator: str) -> None:
+    feedback = np.random.default_rng(3).random(300)
+    paths = []
+    for scale in (1.0, 1000.0):
+        values = iter(scale * feedback)
+        knobs = {"estimator": estimator, "period": 1, "lr": 0.01, "lambda_min": 0.0, "lambda_max": 9.0}
+        paths.append([step["a"] for step in run(bandit(initial={"a": 4.0}, **knobs), lambda w, v=values: next(v), 300)])
+    np.testing.assert_allclose(paths[0], paths[1])
+    steps = np.abs(np.diff(paths[0]))
+    assert 0.001 < np.median(steps) < 0.02
+
+
+def test_steps_shrink_with_the_scale_they_are_told() -> None:
+    still, half, whole = (bandit(period=1, lr=0.01) for _ in range(3))
+    for value in (0.5, 0.7):
+        still.observe(value, 0.0), half.observe(value, 0.5), whole.observe(value)
+    assert still.means["a"] == 0.5
+    assert half.means["a"] - 0.5 == pytest.approx((whole.means["a"] - 0.5) / 2) and whole.means["a"] != 0.5
 
 
 def test_a_restored_bandit_goes_the_same_way() -> None:

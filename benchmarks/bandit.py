@@ -1,0 +1,142 @@
+"""The bandit on planted data: one anchor set says what the texts do not, the other is drawn at random.
+
+    python benchmarks/bandit.py [--seeds 3] [--epochs 100]
+
+A label is one word; documents and anchors about it use some of eight other words, of which its few training documents
+show only a part. The informative set's anchors show the rest; the noise set links labels to anchors about others. Rows:
+the base, weights that stay uniform, the bandit from the same weights, and an oracle that knows which set is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from ramen.artifacts import drafts
+from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.stages import run_stage
+
+LABELS, SYNONYMS, ANCHORS, TEST = 100, 8, 6, 600
+START = 0.3
+SECTIONS: dict[str, dict[str, Any]] = {
+    "encoder": {"name": "tiny", "precision": "fp32", "max_length": 16, "dropout": 0.0},
+    "objective": {"label_context": "none", "anchor_sampling": "uniform", "lambda_label": START},
+    "training": {"batch_size": 64, "lr": 2e-3, "lr_warmup_steps": 20, "validation_fraction": 0.25, "threads": 1},
+    "pruning": {"enabled": False},
+    "bandit": {"period": 2, "sigma": 0.2, "lr": 0.03},
+}
+ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "base": {"objective": {"graphs": False}},
+    "uniform weights": {},
+    "bandit": {"bandit": {"enabled": True}},
+    "informative set alone": {"objective": {"lambdas": {"noise.label": 0.0}}},
+}
+
+
+def planted(per_label: int = 8, seed: int = 0) -> Problem:
+    """100 labels with `per_label` training documents each, anchor sets `told` and `noise` on the label side."""
+    rng = np.random.default_rng(seed)
+
+    def word() -> str:
+        return "".join(rng.choice(list("bcdfglmnprst")) + rng.choice(list("aeiou")) for _ in range(3))
+
+    found: set[str] = set()
+    while len(found) < LABELS * (SYNONYMS + 1):
+        found.add(word())
+    words = rng.permutation(sorted(found)).reshape(LABELS, SYNONYMS + 1)
+    filler = [word() for _ in range(30)]
+
+    def text(label: int, count: int) -> str:
+        return " ".join([*rng.choice(words[label, 1:], count, replace=False), *rng.choice(filler, 2)])
+
+    train, test = np.repeat(np.arange(LABELS), per_label), rng.integers(0, LABELS, TEST)
+    about = np.repeat(np.arange(LABELS), ANCHORS)
+
+    def anchor_set(name: str, texts: list[str], links: Iterable[Iterable[int]]) -> AnchorSet:
+        uids = [f"{name}-{i}" for i in range(len(texts))]
+        return AnchorSet(Texts(uids, texts), _matrix([[] for _ in train], len(texts)), _matrix(links, len(texts)))
+
+    told = anchor_set("told", [text(label, 3) for label in about], [np.flatnonzero(about == i) for i in range(LABELS)])
+    noise = anchor_set(
+        "noise",
+        [text(int(rng.integers(LABELS)), 3) for _ in about],
+        [rng.choice(len(about), ANCHORS, replace=False) for _ in range(LABELS)],
+    )
+    return Problem(
+        Texts([f"train-{i}" for i in range(len(train))], [text(label, 2) for label in train]),
+        Texts([f"test-{i}" for i in range(TEST)], [text(label, 2) for label in test]),
+        Texts([f"label-{i}" for i in range(LABELS)], words[:, 0].tolist()),
+        _matrix([[label] for label in train], LABELS),
+        _matrix([[label] for label in test], LABELS),
+        _matrix([[] for _ in train], LABELS),
+        _matrix([[] for _ in test], LABELS),
+        {"told": told, "noise": noise},
+    )
+
+
+def _matrix(rows: Iterable[Iterable[int]], columns: int) -> sp.csr_matrix:
+    rows = [sorted(row) for row in rows]
+    indptr = np.cumsum([0, *map(len, rows)])
+    indices = np.array([column for row in rows for column in row], np.int32)
+    return sp.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(len(rows), columns))
+
+
+def write(problem: Problem, folder: Path) -> dict[str, Path]:
+    """The artifacts `dataset` and `graph` (edges as they are)."""
+    made = {name: folder / name for name in ("dataset", "graph")}
+    with drafts({"dataset": made["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
+        problem.write(draft["dataset"].path)
+    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": made["dataset"]},
+              outputs={"graph": made["graph"]})  # fmt: skip
+    return made
+
+
+def train(
+    data: dict[str, Path], out: Path, row: dict[str, dict[str, Any]], seed: int, epochs: int
+) -> tuple[float, dict[str, float]]:
+    """Test P@1 in percent and the final weights λ of the label side."""
+    sections = {name: {**SECTIONS.get(name, {}), **row.get(name, {})} for name in {**SECTIONS, **row}}
+    sections["training"] |= {"seed": seed, "epochs": epochs, "warmup_epochs": epochs - 1}
+    out.mkdir(parents=True)
+    warm, model, pruned = out / "warm_model", out / "model", out / "pruned_graph"
+    run_stage("warmup", sections=sections, inputs=data, outputs={"warm_model": warm})
+    run_stage("prune-retrain", sections=sections, inputs={**data, "warm_model": warm},
+              outputs={"model": model, "pruned_graph": pruned})  # fmt: skip
+    metrics = run_stage(
+        "evaluate", sections={"encoder": sections["encoder"], "scoring": {}},
+        inputs={"dataset": data["dataset"], "pruned_graph": pruned, "model": model},
+        outputs={"evaluation": out / "evaluation"},
+    )  # fmt: skip
+    weights = json.loads((model / "history.json").read_text())[-1]["lambda"]
+    return metrics["p_at_1"], {key.split(".")[0]: value for key, value in weights.items() if key.endswith(".label")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=100)
+    asked = parser.parse_args()
+    print(f"{'':22} {'P@1':>14}  {'told':>6} {'noise':>6}   mean of {asked.seeds} seeds")
+    with tempfile.TemporaryDirectory() as folder:
+        data = write(planted(), Path(folder))
+        for name, row in ROWS.items():
+            done = [
+                train(data, Path(folder) / name / str(seed), row, seed, asked.epochs) for seed in range(asked.seeds)
+            ]
+            scores = np.array([score for score, _ in done])
+            ends = [f"{np.mean([w[key] for _, w in done]):6.2f}" if done[0][1] else "" for key in ("told", "noise")]
+            spread = scores.std(ddof=1) if len(scores) > 1 else 0.0
+            print(f"{name:22} {scores.mean():6.1f} ±{spread:5.1f}   {' '.join(ends)}")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
