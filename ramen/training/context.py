@@ -2,8 +2,9 @@
 
 Labels are known when the index is built, and so are their anchors and their training documents; a test document is
 not. So a label may be ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`,
-computed once. Which sets help is asked of the held-out documents: a share above 0 stays only if the likelihood of their
-labels rises by more than chance. So a graph that says nothing about the task is left out, whatever it is. The training
+computed once. Which sets help is asked of the held-out documents: a share above 0 stays only if the discounted gain of
+their labels (that of nDCG, over the whole ranking) rises by more than chance. So a graph that says nothing about the task is left out, whatever it is. (Not
+the likelihood: a mean flattens the scores, and at a fixed temperature that alone looks like a gain.) The training
 documents are a set too, with and without graphs.
 
 Letters: V held-out documents, L labels, M anchors of a set, D width.
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from ramen.base.sampling import keyed_rng
 from ramen.data.dataset import Texts
@@ -33,8 +33,6 @@ SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares that are tried for a set, beside 0."""
 SWEEPS = 2
 """Times that every set's share is chosen anew, given the others'."""
-TEMPERATURE = 0.05
-"""Of the softmax over all labels by which a held-out document's labels are judged."""
 DOCUMENTS = 2000
 """Held-out documents asked at most."""
 CHUNK = 1 << 25
@@ -90,9 +88,9 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
         for name, mean in means.items():
             others = labels + _total(means, {**shares, name: 0.0})
             tried = (0.0, *SHARES)
-            loss = _losses(documents, others, mean, tried, y, ignored)
-            best = int(loss.mean(1).argmin())
-            gain = loss[0] - loss[best]
+            score = _gains(documents, others, mean, tried, y, ignored)
+            best = int(score.mean(1).argmax())
+            gain = score[best] - score[0]
             sure = gain.mean() > CERTAIN * gain.std() / np.sqrt(max(len(gain), 1))
             shares[name] = tried[best] if sure else 0.0
     said = " ".join(f"{name} {share:g}" for name, share in shares.items())
@@ -157,7 +155,7 @@ def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors
     return np.asarray(sum((np.float32(shares[name]) * mean for name, mean in means.items())), np.float32)
 
 
-def _losses(
+def _gains(
     documents: Vectors,
     labels: Vectors,
     mean: Vectors,
@@ -165,7 +163,7 @@ def _losses(
     y: sp.csr_matrix,
     ignored: sp.csr_matrix,
 ) -> NDArray[np.float64]:
-    """Mean negative log-likelihood of each document's labels for each share: float64 [shares, V].
+    """Mean of 1 / log2(1 + rank) of each document's labels, each ranked among the wrong ones: float64 [shares, V].
 
     The vectors are `normalise(labels + share * mean)`; scores are linear in the share before the norm, so two products
     serve all shares.
@@ -177,12 +175,15 @@ def _losses(
     for start in range(0, len(documents), step):
         part = slice(start, start + step)
         plain, moved = documents[part] @ labels.T, documents[part] @ mean.T
-        true, left = y[part].tocoo(), ignored[part].tocoo()
-        counts = np.maximum(np.bincount(true.row, minlength=len(plain)), 1)
+        left = ignored[part].tocoo()
         for number, (share, norm) in enumerate(zip(shares, norms, strict=True)):
-            logits = (plain + share * moved) / norm / TEMPERATURE
-            logits[left.row, left.col] = -np.inf
-            whole = logsumexp(logits, axis=1)
-            said = np.bincount(true.row, logits[true.row, true.col], minlength=len(plain)) / counts
-            out[number, part] = whole - said
+            scores = (plain + share * moved) / norm
+            scores[left.row, left.col] = -np.inf
+            for row, found in enumerate(scores):
+                document = start + row
+                true = y.indices[y.indptr[document] : y.indptr[document + 1]]
+                own_scores = np.sort(found[true])[::-1]
+                found[true] = -np.inf
+                above = (found[None, :] > own_scores[:, None]).sum(1)
+                out[number, document] = float((1.0 / np.log2(2.0 + above)).mean())
     return out

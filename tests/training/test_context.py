@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from scipy.stats import rankdata
 
 from ramen.artifacts import drafts
 from ramen.config import Encoder
@@ -15,7 +16,7 @@ from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.stages import run_stage
-from ramen.training.context import _losses
+from ramen.training.context import _gains
 
 from training_recipe import changed, train
 
@@ -61,7 +62,7 @@ RECIPE = changed(
 
 def test_the_set_that_tells_is_used_and_noise_is_not(coded: dict[str, Path], tmp_path: Path) -> None:
     metrics = train(coded, tmp_path / "out", RECIPE)
-    assert metrics["context/told"] >= 0.4 and metrics["context/noise"] == 0
+    assert metrics["context/told"] > 0 and metrics["context/noise"] == 0
     model = tmp_path / "out" / "model"
     assert has_more(model)
     encoder = load_encoder(model, Encoder(precision="fp32"))
@@ -99,7 +100,7 @@ def test_training_documents_tell_what_a_label_is_about_too(
 ) -> None:
     sections = RECIPE | {"objective": {"label_context": "documents", "graphs": graphs}}
     metrics = train(coded, tmp_path / "out", sections)
-    assert metrics["context/training_documents"] >= 0.4 and "context/told" not in metrics
+    assert metrics["context/training_documents"] > 0 and "context/told" not in metrics
     model = tmp_path / "out" / "model"
     encoder = load_encoder(model, Encoder(precision="fp32"))
     alone = encode_labels(encoder, model, [f"x{i * 37 % 101}q" for i in range(16)])
@@ -109,18 +110,30 @@ def test_training_documents_tell_what_a_label_is_about_too(
     np.testing.assert_allclose(fused_labels(model, alone), expected, atol=1e-4)
 
 
-def test_losses_are_those_of_a_softmax_over_all_labels() -> None:
-    import torch
-
+def test_gains_are_scipys_among_the_wrong_labels() -> None:
     rng = np.random.default_rng(1)
     documents, labels, mean = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, 12, 12))
     y = sp.csr_matrix(np.eye(5, 12, dtype=np.float32) + np.eye(5, 12, k=3, dtype=np.float32))
     ignored = sp.csr_matrix(np.eye(5, 12, k=1, dtype=np.float32))
-    found = _losses(documents, labels, mean, (0.0, 0.5), y, ignored)
+    found = _gains(documents, labels, mean, (0.0, 0.5), y, ignored)
     for number, share in enumerate((0.0, 0.5)):
-        vectors = torch.nn.functional.normalize(torch.from_numpy(labels + share * mean), dim=1)
-        logits = torch.from_numpy(documents) @ vectors.T / 0.05
-        logits[torch.from_numpy(ignored.toarray() > 0)] = -torch.inf
-        logs = logits.log_softmax(1)
-        expected = [-float(logs[i, np.flatnonzero(y.toarray()[i])].mean()) for i in range(5)]
-        np.testing.assert_allclose(found[number], expected, rtol=1e-4)
+        vectors = labels + share * mean
+        scores = documents @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T
+        for i in range(5):
+            true, left = np.flatnonzero(y.toarray()[i]), np.flatnonzero(ignored.toarray()[i])
+            wrong = np.setdiff1d(np.arange(12), [*true, *left])
+            ranks = [rankdata(-np.append(scores[i, wrong], scores[i, label]))[-1] for label in true]
+            assert found[number, i] == pytest.approx(np.mean(1 / np.log2(1 + np.array(ranks))))
+
+
+def test_a_mean_that_only_flattens_the_scores_gains_nothing() -> None:
+    """What is the same for all labels changes no ranking, though it lifts the likelihood at a fixed temperature."""
+    rng = np.random.default_rng(2)
+    documents, labels = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in rng.standard_normal((2, 40, 4)))
+    both = np.zeros((40, 5), np.float32)
+    common = np.tile(np.eye(5, dtype=np.float32)[4], (40, 1))
+    x, z = both.copy(), both.copy()
+    x[:, :4], z[:, :4] = documents, labels
+    y = sp.identity(40, np.float32, "csr")
+    found = _gains(x, z, common, (0.0, 1.0), y, sp.csr_matrix((40, 40), dtype=np.float32))
+    np.testing.assert_allclose(found[0], found[1])
