@@ -3,9 +3,9 @@
 Labels are known when the index is built, and so are their anchors and their training documents; a test document is
 not. So a label may be ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`,
 computed once. Which sets help is asked of the held-out documents: a share above 0 stays only if the discounted gain of
-their labels (that of nDCG, over the whole ranking) rises by more than chance. So a graph that says nothing about the task is left out, whatever it is. (Not
-the likelihood: a mean flattens the scores, and at a fixed temperature that alone looks like a gain.) The training
-documents are a set too, with and without graphs.
+their labels (that of nDCG, over the whole ranking) rises by more than chance. So a graph that says nothing about the
+task is left out, whatever it is. (Not the likelihood: a mean flattens the scores, and at a fixed temperature that alone
+looks like a gain.) The training documents are a set too, with and without graphs.
 
 Letters: V held-out documents, L labels, M anchors of a set, D width.
 """
