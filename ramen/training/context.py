@@ -2,10 +2,10 @@
 
 Labels are known when the index is built, and so are their anchors and their training documents; a test document is
 not. So a label may be ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`,
-computed once. Which sets help is asked of the held-out documents: a share above 0 stays only if the discounted gain of
-their labels (that of nDCG, over the whole ranking) rises by more than chance. So a graph that says nothing about the
-task is left out, whatever it is. (Not the likelihood: a mean flattens the scores, and at a fixed temperature that alone
-looks like a gain.) The training documents are a set too, with and without graphs.
+computed once. Which sets help is asked of the held-out documents: a share above 0 stays only if the geometric mean of
+their labels' ranks falls by more than chance. So a graph that says nothing about the task is left out, whatever it is.
+(Not the likelihood: a mean flattens the scores, and at a fixed temperature that alone looks like a gain.) The training
+documents are a set too, with and without graphs.
 
 Letters: V held-out documents, L labels, M anchors of a set, D width.
 """
@@ -88,7 +88,7 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
         for name, mean in means.items():
             others = labels + _total(means, {**shares, name: 0.0})
             tried = (0.0, *SHARES)
-            score = _gains(documents, others, mean, tried, y, ignored)
+            score = _log_ranks(documents, others, mean, tried, y, ignored)
             best = int(score.mean(1).argmax())
             gain = score[best] - score[0]
             sure = gain.mean() > CERTAIN * gain.std() / np.sqrt(max(len(gain), 1))
@@ -155,7 +155,7 @@ def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors
     return np.asarray(sum((np.float32(shares[name]) * mean for name, mean in means.items())), np.float32)
 
 
-def _gains(
+def _log_ranks(
     documents: Vectors,
     labels: Vectors,
     mean: Vectors,
@@ -163,7 +163,7 @@ def _gains(
     y: sp.csr_matrix,
     ignored: sp.csr_matrix,
 ) -> NDArray[np.float64]:
-    """Mean of 1 / log2(1 + rank) of each document's labels, each ranked among the wrong ones: float64 [shares, V].
+    """Mean of -log2(rank) of each document's labels, each ranked among the wrong ones: float64 [shares, V].
 
     The vectors are `normalise(labels + share * mean)`; scores are linear in the share before the norm, so two products
     serve all shares.
@@ -185,5 +185,5 @@ def _gains(
                 own_scores = np.sort(found[true])[::-1]
                 found[true] = -np.inf
                 above = (found[None, :] > own_scores[:, None]).sum(1)
-                out[number, document] = float((1.0 / np.log2(2.0 + above)).mean())
+                out[number, document] = -float(np.log2(1.0 + above).mean())
     return out
