@@ -2,10 +2,11 @@
 
 Labels are known when the index is built, and so are their anchors and their training documents; a test document is
 not. So a label may be ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`,
-computed once. Which sets help is asked of the held-out documents: a share above 0 stays only if the geometric mean of
-their labels' ranks falls by more than chance. So a graph that says nothing about the task is left out, whatever it is.
-(Not the likelihood: a mean flattens the scores, and at a fixed temperature that alone looks like a gain.) The training
-documents are a set too, with and without graphs.
+computed once. Which sets help, and by how much, is asked of the held-out documents: the share with the best discounted
+gain (that of nDCG) stays if it also lowers the mean log rank of their labels by more than chance. The first looks at
+the top of the ranking, where a few hundred documents say little for certain; the second at all of it. So a graph that
+says nothing about the task is left out, whatever it is. (Not by the likelihood: a mean flattens the scores, and at a
+fixed temperature that alone looks like a gain.) The training documents are a set too, with and without graphs.
 
 Letters: V held-out documents, L labels, M anchors of a set, D width.
 """
@@ -88,10 +89,10 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
         for name, mean in means.items():
             others = labels + _total(means, {**shares, name: 0.0})
             tried = (0.0, *SHARES)
-            score = _log_ranks(documents, others, mean, tried, y, ignored)
-            best = int(score.mean(1).argmax())
-            gain = score[best] - score[0]
-            sure = gain.mean() > CERTAIN * gain.std() / np.sqrt(max(len(gain), 1))
+            gain, log_rank = _judged(documents, others, mean, tried, y, ignored)
+            best = int(gain.mean(1).argmax())
+            fall = log_rank[0] - log_rank[best]
+            sure = fall.mean() > CERTAIN * fall.std() / np.sqrt(max(len(fall), 1))
             shares[name] = tried[best] if sure else 0.0
     said = " ".join(f"{name} {share:g}" for name, share in shares.items())
     print(f"label context: shares {said}", file=sys.stderr, flush=True)
@@ -155,22 +156,24 @@ def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors
     return np.asarray(sum((np.float32(shares[name]) * mean for name, mean in means.items())), np.float32)
 
 
-def _log_ranks(
+def _judged(
     documents: Vectors,
     labels: Vectors,
     mean: Vectors,
     shares: tuple[float, ...],
     y: sp.csr_matrix,
     ignored: sp.csr_matrix,
-) -> NDArray[np.float64]:
-    """Mean of -log2(rank) of each document's labels, each ranked among the wrong ones: float64 [shares, V].
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Means of 1 / log2(1 + rank) and of log2(rank) over each document's labels, for each share: float64 [shares, V].
+
+    A label's rank is that among the wrong ones.
 
     The vectors are `normalise(labels + share * mean)`; scores are linear in the share before the norm, so two products
     serve all shares.
     """
     cross, square, own = ((a * b).sum(1) for a, b in ((labels, mean), (mean, mean), (labels, labels)))
     norms = [np.sqrt(np.maximum(own + 2 * s * cross + s * s * square, 1e-12)) for s in shares]
-    out = np.zeros((len(shares), len(documents)))
+    gain, log_rank = np.zeros((2, len(shares), len(documents)))
     step = max(1, CHUNK // len(labels))
     for start in range(0, len(documents), step):
         part = slice(start, start + step)
@@ -185,5 +188,6 @@ def _log_ranks(
                 own_scores = np.sort(found[true])[::-1]
                 found[true] = -np.inf
                 above = (found[None, :] > own_scores[:, None]).sum(1)
-                out[number, document] = -float(np.log2(1.0 + above).mean())
-    return out
+                gain[number, document] = (1.0 / np.log2(2.0 + above)).mean()
+                log_rank[number, document] = np.log2(1.0 + above).mean()
+    return gain, log_rank

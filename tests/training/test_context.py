@@ -16,7 +16,7 @@ from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.stages import run_stage
-from ramen.training.context import _log_ranks
+from ramen.training.context import _judged
 
 from training_recipe import changed, train
 
@@ -115,7 +115,7 @@ def test_gains_are_scipys_among_the_wrong_labels() -> None:
     documents, labels, mean = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, 12, 12))
     y = sp.csr_matrix(np.eye(5, 12, dtype=np.float32) + np.eye(5, 12, k=3, dtype=np.float32))
     ignored = sp.csr_matrix(np.eye(5, 12, k=1, dtype=np.float32))
-    found = _log_ranks(documents, labels, mean, (0.0, 0.5), y, ignored)
+    gain, log_rank = _judged(documents, labels, mean, (0.0, 0.5), y, ignored)
     for number, share in enumerate((0.0, 0.5)):
         vectors = labels + share * mean
         scores = documents @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T
@@ -123,7 +123,8 @@ def test_gains_are_scipys_among_the_wrong_labels() -> None:
             true, left = np.flatnonzero(y.toarray()[i]), np.flatnonzero(ignored.toarray()[i])
             wrong = np.setdiff1d(np.arange(12), [*true, *left])
             ranks = [rankdata(-np.append(scores[i, wrong], scores[i, label]))[-1] for label in true]
-            assert found[number, i] == pytest.approx(-np.mean(np.log2(ranks)))
+            assert log_rank[number, i] == pytest.approx(np.mean(np.log2(ranks)))
+            assert gain[number, i] == pytest.approx(np.mean(1 / np.log2(1 + np.array(ranks))))
 
 
 def test_a_mean_that_only_flattens_the_scores_gains_nothing() -> None:
@@ -135,5 +136,6 @@ def test_a_mean_that_only_flattens_the_scores_gains_nothing() -> None:
     x, z = both.copy(), both.copy()
     x[:, :4], z[:, :4] = documents, labels
     y = sp.identity(40, np.float32, "csr")
-    found = _log_ranks(x, z, common, (0.0, 1.0), y, sp.csr_matrix((40, 40), dtype=np.float32))
-    np.testing.assert_allclose(found[0], found[1])
+    gain, log_rank = _judged(x, z, common, (0.0, 1.0), y, sp.csr_matrix((40, 40), dtype=np.float32))
+    np.testing.assert_allclose(gain[0], gain[1])
+    np.testing.assert_allclose(log_rank[0], log_rank[1])
