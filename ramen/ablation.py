@@ -8,6 +8,7 @@ same study reads everything from disk.
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import json
 import math
@@ -145,7 +146,10 @@ def _error(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str,
     """Standard error over the test documents of the mean difference; nothing if the two rows have other data."""
     if any(ours.dataset != theirs.dataset for ours, theirs in zip(outcomes, against, strict=True)):
         return {}
-    pairs = [(by_document_of(ours), by_document_of(theirs)) for ours, theirs in zip(outcomes, against, strict=True)]
+    pairs = [
+        (_by_document(ours.dataset, ours.evaluation), _by_document(theirs.dataset, theirs.evaluation))
+        for ours, theirs in zip(outcomes, against, strict=True)
+    ]
     return {
         key: float(np.mean([ours[key] - theirs[key] for ours, theirs in pairs], axis=0).std(ddof=1))
         / math.sqrt(len(pairs[0][0][key]))
@@ -153,15 +157,16 @@ def _error(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str,
     }
 
 
-def by_document_of(outcome: Outcome) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+@functools.lru_cache(maxsize=64)  # the table is written anew after every seed, and a base stands beside several rows
+def _by_document(dataset: Path, evaluation: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
     """What each test document adds to a row's metrics, read from its predictions."""
-    problem = Problem.read(outcome.dataset)
-    table = pq.read_table(outcome.evaluation / "predictions.parquet", columns=["document", "rank", "label_index"])
+    problem = Problem.read(dataset)
+    table = pq.read_table(evaluation / "predictions.parquet", columns=["document", "rank", "label_index"])
     place = {uid: number for number, uid in enumerate(problem.test.uids)}
     indices = np.full((len(place), DEPTH), problem.shape[2], np.int64)
     rows = np.fromiter((place[uid] for uid in table["document"].to_pylist()), np.int64, len(table))
     indices[rows, table["rank"].to_numpy() - 1] = table["label_index"].to_numpy()
-    propensity = json.loads((outcome.evaluation / "propensity.json").read_text(encoding="utf-8"))
+    propensity = json.loads((evaluation / "propensity.json").read_text(encoding="utf-8"))
     inv_p = inverse_propensity(problem.y_train, propensity["a"], propensity["b"])
     frequency = np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
     return by_document(indices, problem.y_test, inv_p, head_torso_tail(frequency))

@@ -26,13 +26,13 @@ from ramen.artifacts import Artifact
 from ramen.base.sampling import keyed_rng
 from ramen.config import Config
 from ramen.data.dataset import Problem, Texts, read_test_edges
-from ramen.encoder.labels import encode_labels
+from ramen.encoder.labels import encode_labels, with_context
 from ramen.encoder.loading import load_encoder
 from ramen.errors import DataError
 from ramen.errors import Problem as Defect
 from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, inverse_propensity
-from ramen.graph.build import anchor_of
-from ramen.graph.metadata import Graph, read_graphs
+from ramen.graph.build import anchor_of, degree, remove_edges
+from ramen.graph.metadata import Graph, neighbour_means, read_graphs
 from ramen.retrieval import search
 from ramen.training.session import split_validation
 
@@ -121,26 +121,23 @@ def probe(
         found, scores = search(documents, by, config.scoring.retrieve, config.scoring.chunk, problem.candidates)
         return apply_filter(found, scores, asked.ignored, DEPTH)[0]
 
-    def measured(documents: Vectors, by: Vectors) -> dict[str, NDArray[np.float64]]:
-        return by_document(ranked(documents, by), asked.y, inv_p, {})
-
-    plain = measured(vectors, labels)
-    first = ranked(vectors, labels)[:, 0]
+    ranking = ranked(vectors, labels)
+    plain = by_document(ranking, asked.y, inv_p, {})
 
     def gain(documents: Vectors, by: Vectors) -> dict[str, Gain]:
-        moved = measured(documents, by)
+        moved = by_document(ranked(documents, by), asked.y, inv_p, {})
         return {key: _gain(moved[key] - plain[key]) for key in MEASURED if key in moved}
 
     said = {}
     for name, sides in graphs.items():
         anchors = problem.anchor_sets[name].texts
         log.info("%s: encoding its anchors", name)
-        hidden = _flags(anchor_of(asked.texts, anchors), len(anchors))
+        hidden = _numbered(len(anchors), anchor_of(asked.texts, anchors))
         of_labels = _without(sides["labels"].csr(), hidden)
         of_documents = _without(asked.edges[name], hidden)
-        weights = _weights(sides)
-        used = np.flatnonzero(np.bincount(np.concatenate([of_labels.indices, of_documents.indices]),
-                                          minlength=len(anchors)))  # fmt: skip
+        # 1 / sqrt(degree): what all share says little
+        weights = np.maximum(degree({side: edges.csr() for side, edges in sides.items()}), 1) ** -0.5
+        used = np.union1d(of_labels.indices, of_documents.indices)
         known = np.zeros((len(anchors), vectors.shape[1]), np.float32)
         known[used] = encoder.encode([anchors.texts[i] for i in used])
         gains = {}
@@ -152,7 +149,9 @@ def probe(
             gains["documents"] = gain(more_documents, labels)
         if len(gains) == 2:
             gains["both"] = gain(more_documents, more_labels)
-        said[name] = Probed(**_sharing(asked.y, of_documents, of_labels, first, config.training.seed), gains=gains)
+        said[name] = Probed(
+            **_sharing(asked.y, of_documents, of_labels, ranking[:, 0], config.training.seed), gains=gains
+        )
     return {key: float(plain[key].mean()) for key in MEASURED if key in plain}, said
 
 
@@ -174,37 +173,23 @@ def _test(path: Path, problem: Problem, graphs: Mapping[str, Mapping[str, Graph]
         count = sides["train"].shape[1]
         raw = read_test_edges(path, name)
         none = sp.csr_matrix((len(problem.test), count), dtype=np.float32)
-        edges[name] = none if raw is None else _without(raw, ~_flags(kept, count))
+        edges[name] = none if raw is None else _without(raw, ~_numbered(count, kept))
     return Asked(problem.test, problem.y_test, problem.filter_test, edges)
 
 
-def _flags(numbers: NDArray[np.integer], length: int) -> NDArray[np.bool_]:
-    """bool [length], true at the numbers that are not negative."""
-    flags = np.zeros(length, bool)
-    flags[numbers[numbers >= 0]] = True
-    return flags
+def _numbered(length: int, numbers: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """bool [length], true at the numbers; -1 is none."""
+    return np.isin(np.arange(length), numbers)
 
 
-def _without(matrix: sp.csr_matrix, columns: NDArray[np.bool_]) -> sp.csr_matrix:
-    """The matrix, binary, with the marked columns emptied."""
-    kept = sp.csr_matrix(matrix, copy=True)
-    kept.data = ((kept.data != 0) & ~columns[kept.indices]).astype(np.float32)
-    kept.eliminate_zeros()
-    return kept
+def _without(matrix: sp.csr_matrix, anchors: NDArray[np.bool_]) -> sp.csr_matrix:
+    """The matrix without edges to the marked anchors."""
+    return remove_edges(matrix, anchors, np.full(matrix.shape[0], -1))
 
 
-def _weights(sides: Mapping[str, Graph]) -> Vectors:
-    """1 / sqrt(degree) of each anchor, float32 [M]: what all share says little."""
-    degree = sum(np.bincount(graph.indices, minlength=graph.shape[1]) for graph in sides.values())
-    return np.asarray(np.maximum(degree, 1) ** -0.5, np.float32)
-
-
-def _with_mean(vectors: Vectors, edges: sp.csr_matrix, anchors: Vectors, weights: Vectors) -> Vectors:
+def _with_mean(vectors: Vectors, edges: sp.csr_matrix, anchors: Vectors, weights: NDArray[np.float64]) -> Vectors:
     """Unit vectors with a share of their neighbours' weighted mean added: float32 [rows, D]."""
-    weighted = edges @ sp.diags(weights)
-    mean = (weighted @ anchors) / np.maximum(np.asarray(weighted.sum(1)), 1e-12)
-    moved = vectors + np.float32(SHARE) * mean
-    return np.asarray(moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-12), np.float32)
+    return with_context(vectors, np.float32(SHARE) * neighbour_means(edges @ sp.diags(weights), anchors))
 
 
 def _gain(differences: NDArray[np.float64]) -> Gain:

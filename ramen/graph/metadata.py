@@ -71,6 +71,16 @@ class Graph:
             return cls(file["indptr"], file["indices"], file["weight"], file["original"], (rows, anchors))
 
 
+def neighbour_means(edges: sp.csr_matrix, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Mean of each row's neighbours, by the edges' weights: float32 [rows, D], 0 for a row without any.
+
+    Args:
+        edges: CSR rows x n, weights not negative.
+        vectors: float32 [n, D].
+    """
+    return np.asarray((edges @ vectors) / np.maximum(np.asarray(edges.sum(1)), 1e-12), np.float32)
+
+
 Graphs = Mapping[str, Mapping[str, Graph]]
 """anchor set -> side ("train" or "labels") -> graph."""
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ramen.base.sampling import keyed_rng
 from ramen.data.dataset import Texts
 from ramen.graph.build import anchor_of
-from ramen.graph.metadata import Graph
+from ramen.graph.metadata import Graph, neighbour_means
 from ramen.training.session import Session
 
 Vectors = NDArray[np.float32]
@@ -123,8 +123,9 @@ class _Neighbours:
         """Mean of each label's neighbours, by their weights: float32 [L, D], 0 for a label without any."""
         values = self.weights[self.columns] * (1.0 if keep is None else keep)
         shape = (len(self.indptr) - 1, len(self.vectors))
-        matrix = sp.csr_matrix((values.astype(np.float32), self.columns, self.indptr), shape=shape)
-        return np.asarray((matrix @ self.vectors) / np.maximum(np.asarray(matrix.sum(1)), 1e-12), np.float32)
+        return neighbour_means(
+            sp.csr_matrix((values.astype(np.float32), self.columns, self.indptr), shape=shape), self.vectors
+        )
 
 
 def _anchors(session: Session, name: str, graph: Graph, asked: NDArray[np.int64]) -> _Neighbours:
@@ -185,9 +186,9 @@ def _judged(
             for row, found in enumerate(scores):
                 document = start + row
                 true = y.indices[y.indptr[document] : y.indptr[document + 1]]
-                own_scores = np.sort(found[true])[::-1]
+                theirs = found[true]
                 found[true] = -np.inf
-                above = (found[None, :] > own_scores[:, None]).sum(1)
+                above = (found > theirs[:, None]).sum(1)
                 gain[number, document] = (1.0 / np.log2(2.0 + above)).mean()
                 log_rank[number, document] = np.log2(1.0 + above).mean()
     return gain, log_rank
