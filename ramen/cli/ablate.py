@@ -166,10 +166,11 @@ def _write(
         f"# {study.title}\n\nPer cent, mean ± deviation over seeds {', '.join(map(str, seeds))}; head, torso and "
     )
     text.write("tail add up to P@1.\n\n")
-    _table(text, ["row", *KEYS, "training, s"], _lines(study, done, KEYS.values()))
-    if gains := _gains(study, done, KEYS.values()):
+    columns = KEYS | {key: key for key in _further(outcomes)}
+    _table(text, ["row", *columns, "training, s"], _lines(study, done, columns.values()))
+    if gains := _gains(study, done, columns.values()):
         text.write(f"\n{GAINS}: a gain of less than twice the error may be chance.\n\n")
-        _table(text, ["row", "against", *KEYS], gains)
+        _table(text, ["row", "against", *columns], gains)
     for row in study.rows:
         if missed := done[row.name].missed:
             text.write(f"\nFN@k of {row.name} less that of {row.against}, by bin of labels (R-ICLR table 8; below 0 ")
