@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
+from on_disk import on_disk
 
-from ramen.artifacts import drafts, open_artifact
+from ramen.artifacts import open_artifact
 from ramen.cli import cli
 from ramen.config import Config, resolve
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.errors import DataError
 from ramen.probe import probe
-from ramen.stages import run_stage
 
 WORDS = [
     "apple", "bridge", "cloud", "desk", "engine", "forest", "glass", "harbor",
@@ -50,12 +50,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         Texts([f"l{i}" for i in range(LABELS)], [f"x{i * 37 % 101}q" for i in range(LABELS)]),
         y, y[:40], empty, empty[:40], {"noise": noise, "told": told},
     )  # fmt: skip
-    places = {name: folder / name for name in ("dataset", "graph")}
-    with drafts({"dataset": places["dataset"]}, sections={}, inputs={}, work=folder / "work") as made:
-        problem.write(made["dataset"].path)
-    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": places["dataset"]},
-              outputs={"graph": places["graph"]})  # fmt: skip
-    return places
+    return on_disk(problem, folder)
 
 
 def settings(*sets: str) -> Config:

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from on_disk import on_disk
 from scipy.stats import rankdata
 
-from ramen.artifacts import drafts
 from ramen.config import Encoder
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
-from ramen.stages import run_stage
 from ramen.training.context import _judged
 
 from training_recipe import changed, train
@@ -43,13 +42,7 @@ def coded(tmp_path: Path) -> dict[str, Path]:
         Texts([f"d{i}" for i in range(200)], texts), Texts(["t0"], ["apple shop"]), labels, y, y[:1], empty, empty[:1],
         {"noise": noise, "told": told},
     )  # fmt: skip
-    places = {"dataset": tmp_path / "dataset"}
-    with drafts(places, sections={}, inputs={}, work=tmp_path / "work") as made:
-        problem.write(made["dataset"].path)
-    places["graph"] = tmp_path / "graph"
-    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": places["dataset"]},
-              outputs={"graph": places["graph"]})  # fmt: skip
-    return places
+    return on_disk(problem, tmp_path)
 
 
 RECIPE = changed(
