@@ -26,7 +26,7 @@ Examples:
   ramen query "command line mail client" -k 5  ask the published index
   ramen compare                                runs side by side
   ramen ablate --preset demo --study bases     a study over seeds, as one table
-  ramen probe --preset debian                  what the graphs say about the task
+  ramen probe --model artifacts/model          what the graphs say about the task
   ramen config --preset debian -o params.yaml  a complete, commented parameter file
 """
 

@@ -40,8 +40,8 @@ def probe(
 
     \b
     Examples:
-      ramen probe --preset debian
-      ramen probe --model artifacts/model --set walk.hops=0
+      ramen ingest; ramen build-graph; ramen probe
+      ramen probe --dataset artifacts/ramen/dataset --graph artifacts/ramen/graph --model artifacts/ramen/model
     """
     from ramen.artifacts import open_artifact
     from ramen.probe import probe as ask
