@@ -13,12 +13,12 @@ A fifth of the documents are for test; as anchors, they are left to `build-graph
 from __future__ import annotations
 
 import argparse
-import random
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from xc_layout import Links, split, write_folder
 
 WORD = re.compile(r"[a-z][a-z'-]+")
 LONGEST = 3
@@ -86,56 +86,12 @@ def labels_of(nouns: Mapping[str, Noun], offset: str) -> list[str]:
     return sorted({*near, *(far for kind in near for far in nouns[kind].kinds)})
 
 
-def write(nouns: Mapping[str, Noun], senses: Mapping[str, Sequence[str]], out: Path, count: int, seed: int) -> None:
-    """Sample documents and write the folder."""
-    rng = random.Random(seed)
-    able = sorted(offset for offset in nouns if len(labels_of(nouns, offset)) >= 1)
-    chosen = sorted(rng.sample(able, min(count, len(able))))
-    tested = set(rng.sample(chosen, len(chosen) // 5))
-    documents = {"train": [o for o in chosen if o not in tested], "test": sorted(tested)}
-    labels = sorted({label for offset in chosen for label in labels_of(nouns, offset)})
-    rows = {"trn": documents["train"], "tst": documents["test"], "lbl": labels}
-
-    def topics(offset: str) -> list[str]:
-        return [f"file {nouns[offset].file}", *nouns[offset].topics]
-
-    sets = {"gloss": lambda offset: mentions(nouns[offset].gloss, senses), "topic": topics}
-    (out / "raw_data").mkdir(parents=True, exist_ok=True)
-    place = {label: i for i, label in enumerate(labels)}
-    for name, offsets in {**documents, "label": labels}.items():
-        _write_texts(out / "raw_data" / f"{name}.raw.txt", [(offset, nouns[offset].text) for offset in offsets])
-    for name, short in (("train", "trn"), ("test", "tst")):
-        pairs = [[place[label] for label in labels_of(nouns, offset)] for offset in documents[name]]
-        _write_matrix(out / f"{short}_X_Y.txt", pairs, len(labels))
-        own = [(i, place[offset]) for i, offset in enumerate(documents[name]) if offset in place]
-        lines = "".join(f"{row} {column}\n" for row, column in own)
-        (out / f"filter_labels_{name}.txt").write_text(lines, encoding="utf-8")
-    for name, linked in sets.items():
-        edges = {
-            short: [sorted(set(linked(offset)) - {offset}) for offset in offsets] for short, offsets in rows.items()
-        }
-        anchors = sorted({anchor for part in edges.values() for row in part for anchor in row})
-        number = {anchor: i for i, anchor in enumerate(anchors)}
-        texts = [(anchor, nouns[anchor].text if anchor in nouns else anchor) for anchor in anchors]
-        _write_texts(out / "raw_data" / f"{name}.raw.txt", texts)
-        for short, part in edges.items():
-            _write_matrix(out / f"{name}_{short}_X_Y.txt", [[number[a] for a in row] for row in part], len(anchors))
-    frequency: dict[str, int] = defaultdict(int)
-    for offset in documents["train"]:
-        for label in labels_of(nouns, offset):
-            frequency[label] += 1
-    rare = sum(frequency[label] <= 5 for label in labels)
-    count = f"{len(documents['train'])} + {len(documents['test'])} documents, {len(labels)} labels"
-    print(f"{out}: {count}, {rare} of them with <= 5 training documents")
-
-
-def _write_texts(path: Path, rows: Iterable[tuple[str, str]]) -> None:
-    path.write_text("".join(f"{uid}->{text}\n" for uid, text in rows), encoding="utf-8")
-
-
-def _write_matrix(path: Path, rows: Sequence[Sequence[int]], columns: int) -> None:
-    lines = "".join(" ".join(f"{column}:1" for column in sorted(row)) + "\n" for row in rows)
-    path.write_text(f"{len(rows)} {columns}\n{lines}", encoding="utf-8")
+def anchor_sets(nouns: Mapping[str, Noun], senses: Mapping[str, Sequence[str]]) -> dict[str, Links]:
+    """Set -> synset -> anchors."""
+    return {
+        "gloss": {offset: mentions(noun.gloss, senses) for offset, noun in nouns.items()},
+        "topic": {offset: [f"file {noun.file}", *noun.topics] for offset, noun in nouns.items()},
+    }
 
 
 def main() -> None:
@@ -145,7 +101,11 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=15_000)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    write(*read(asked.dictionary), asked.out, asked.documents, asked.seed)
+    nouns, senses = read(asked.dictionary)
+    labels = {offset: found for offset in nouns if (found := labels_of(nouns, offset))}
+    texts = {offset: noun.text for offset, noun in nouns.items()}
+    documents = split(labels, asked.documents, asked.seed)
+    write_folder(asked.out, documents, labels, texts, anchor_sets(nouns, senses))
 
 
 if __name__ == "__main__":
