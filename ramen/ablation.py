@@ -104,7 +104,7 @@ class Summary:
     """A row over its seeds.
 
     Attributes:
-        mean, deviation: metric -> over seeds; deviation is the sample's, 0 for one seed.
+        mean, deviation: metric -> over seeds; deviation is the sample's, NaN for one seed.
         gain, gain_deviation: metric -> difference to the row it is compared with, seed by seed; empty without one.
         gain_error: metric -> standard error of the gain over the test documents, of those that `by_document` knows. A
             deviation over seeds does not see that other documents would have been drawn.
@@ -128,7 +128,7 @@ def summarise(outcomes: Sequence[Outcome], against: Sequence[Outcome] | None, ke
         return np.array([[outcome.metrics.get(key, math.nan) for key in keys] for outcome in rows])
 
     def pair(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> tuple[dict[str, float], dict[str, float]]:
-        spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(keys))
+        spread = values.std(0, ddof=1) if len(values) > 1 else np.full(len(keys), math.nan)
         return (
             dict(zip(keys, values.mean(0).tolist(), strict=True)),
             dict(zip(keys, spread.tolist(), strict=True)),

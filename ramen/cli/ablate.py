@@ -32,6 +32,7 @@ KEYS = {
     "tail P@1": "tail/p_at_1",
 }
 """Column -> metric; head, torso and tail are contributions to P@1."""
+ENCODER, LINKS = "By the texts' vectors alone, without label context and classifiers", "Links of the graphs found"
 GAINS = "Gains, ± deviation over seeds, [standard error over the test documents]"
 
 
@@ -77,18 +78,19 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
             tags = {"ramen.study": found.name, "ramen.row": row.name, "ramen.seed": str(seed)}
             with start_pipeline_run(f"{row.name} seed {seed}", to_yaml(config), tags, config.sections()):
                 outcomes[row.name].append(run_row(config, cache))
-        keys = [*KEYS.values(), *_further(outcomes)]
+        keys = [key for columns in _groups(outcomes).values() for key in columns.values()]
         done = {row.name: summarise(outcomes[row.name], outcomes.get(row.against), keys) for row in found.rows}
         _write(found, done, outcomes, numbers[: numbers.index(seed) + 1], out, settings)
     _show(found, done)
     click.echo(f"table: {out / f'{found.name}.md'}   figure: {out / f'{found.name}.png'}")
 
 
-def _further(outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Metrics that only some rows have: links, and the encoder's own where there are classifiers."""
+def _groups(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, dict[str, str]]:
+    """Columns of a table each, under what is said of it; the last two only where a row has them."""
     names = {key for each in outcomes.values() for outcome in each for key in outcome.metrics}
-    wanted = sorted(key for key in names if key.startswith("links/"))
-    return wanted + [f"encoder/{key}" for key in KEYS.values() if f"encoder/{key}" in names]
+    encoder = {name: f"encoder/{key}" for name, key in KEYS.items() if f"encoder/{key}" in names}
+    links = {key.removeprefix("links/"): key for key in sorted(names) if key.startswith("links/")}
+    return {"": KEYS} | {said: columns for said, columns in ((ENCODER, encoder), (LINKS, links)) if columns}
 
 
 def _numbers(seeds: str) -> list[int]:
@@ -122,7 +124,12 @@ def _lines(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> li
 
 def _plain(summary: Summary, key: str) -> str:
     value = summary.mean.get(key)
-    return "" if value is None or value != value else f"{value:.2f} ±{summary.deviation[key]:.2f}"
+    return "" if value is None or value != value else f"{value:.2f}{_spread(summary.deviation[key])}"
+
+
+def _spread(deviation: float) -> str:
+    """A deviation, nothing of a single seed."""
+    return "" if deviation != deviation else f" ±{deviation:.2f}"
 
 
 def _gains(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> list[list[str]]:
@@ -135,7 +142,7 @@ def _gain(summary: Summary, key: str) -> str:
     if value is None or value != value:
         return ""
     error = f" [{summary.gain_error[key]:.2f}]" if key in summary.gain_error else ""
-    return f"{value:+.2f} ±{summary.gain_deviation[key]:.2f}{error}"
+    return f"{value:+.2f}{_spread(summary.gain_deviation[key])}{error}"
 
 
 def _show(study: Study, done: Mapping[str, Summary]) -> None:
@@ -166,11 +173,14 @@ def _write(
         f"# {study.title}\n\nPer cent, mean ± deviation over seeds {', '.join(map(str, seeds))}; head, torso and "
     )
     text.write("tail add up to P@1.\n\n")
-    columns = KEYS | {key: key for key in _further(outcomes)}
-    _table(text, ["row", *columns, "training, s"], _lines(study, done, columns.values()))
-    if gains := _gains(study, done, columns.values()):
-        text.write(f"\n{GAINS}: a gain of less than twice the error may be chance.\n\n")
-        _table(text, ["row", "against", *columns], gains)
+    for said, columns in _groups(outcomes).items():
+        text.write(f"\n## {said}\n\n" if said else "")
+        _table(text, ["row", *columns, "training, s"], _lines(study, done, columns.values()))
+        if gains := _gains(study, done, columns.values()):
+            text.write(f"\n{GAINS}: a gain of less than twice the error may be chance.\n\n")
+            _table(text, ["row", "against", *columns], gains)
+    if any(each.missed for each in done.values()):
+        text.write("\n## Labels missed\n")
     for row in study.rows:
         if missed := done[row.name].missed:
             text.write(f"\nFN@k of {row.name} less that of {row.against}, by bin of labels (R-ICLR table 8; below 0 ")

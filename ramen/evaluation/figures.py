@@ -75,7 +75,7 @@ def quantile_figure(
 def gains_figure(
     rows: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]], panels: Mapping[str, str]
 ) -> Figure:
-    """A panel per metric, a point per row of a study with its deviation over seeds.
+    """A panel per metric, a point per row of a study with its deviation over seeds, if that is a number.
 
     Points, not bars: the axis does not begin at 0, since rows differ by a point or two of fifty.
 

@@ -71,7 +71,8 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
     ]
     written = (here / "ablations/mine.md").read_text()
     assert f"| {sum(gains) / 2:+.2f} ±" in written and "FN@k of only links less that of plain" in written
-    assert "links/links_r_at_100" in written.splitlines()[4]
+    links = written[written.index("Links of the graphs found") :].split("\n\n")[1].splitlines()
+    assert "links_r_at_100" in links[0] and "| 100.00 ±0.00 |" in links[-1]
     assert "only category" in printed and (here / "ablations/mine.png").read_bytes()[:4] == b"\x89PNG"
     assert found["only links"]["seeds"]["0"]["metrics"]["links/links_r_at_100"] == pytest.approx(100)  # 31 anchors
     before = {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("*/metrics.json")}
@@ -112,9 +113,11 @@ def test_classified_rows_report_the_encoder_apart(tiny_source: Path, here: Path)
     ablate(tiny_source, "--study", "bases", "--rows", "ngame", "--seeds", "0")
     metrics = json.loads((here / "ablations/bases.json").read_text())["ngame"]["seeds"]["0"]["metrics"]
     assert {"p_at_1", "encoder/p_at_1", "encoder/psp_at_5"} <= set(metrics)
-    header, _, line = (here / "ablations/bases.md").read_text().split("\n\n")[2].splitlines()
+    written = (here / "ablations/bases.md").read_text()
+    assert "±" not in written.split("\n\n", 2)[2], "one seed has no deviation"
+    header, _, line = written[written.index("By the texts' vectors alone") :].split("\n\n")[1].splitlines()
     shown = dict(zip(header.split(" | "), line.split(" | "), strict=True))
-    assert shown["encoder/psp_at_5"].startswith(f"{metrics['encoder/psp_at_5']:.2f} ")
+    assert shown["PSP@5"] == f"{metrics['encoder/psp_at_5']:.2f}"
 
 
 def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, here: Path) -> None:
