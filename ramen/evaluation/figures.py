@@ -15,6 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 RUN, BASE, INK, GRID = "#2f5d9b", "#b9c2cf", "#1d2733", "#e3e8ee"
 LINES = ("#2f5d9b", "#d9822b", "#3a8f6b", "#a5486b", "#7a63b8", "#8a7a3f", "#3b8ea5", "#6b7480")
+LEAST_SPAN = 3.0
+"""Points of a panel's axis in a comparison of rows."""
 PANELS = {
     "label_r_at_100": "Label-averaged R@100 (%)",
     "p_at_1": "Contribution to P@1 (points)",
@@ -98,6 +100,9 @@ def gains_figure(
             axes.annotate(f"{value:.1f}", (value, place), xytext=(0, 6), textcoords="offset points",
                           ha="center", fontsize=7.5, color=INK)  # fmt: skip
         axes.margins(x=0.25)
+        low, high = axes.get_xlim()
+        short = max(0.0, LEAST_SPAN - (high - low)) / 2  # so that a hundredth of a point does not look like a gain
+        axes.set_xlim(low - short, high + short)
         axes.set_ylim(-0.6, len(rows) - 0.3)
         axes.set_yticks(places, list(rows) if number == 0 else [""] * len(rows))
     return figure
