@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from ramen.stopping import on_stop
+
+
+@pytest.fixture(autouse=True)
+def listening() -> Iterator[None]:
+    """A shell's background job ignores Ctrl-C, and so would the tests in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def send(*numbers: int) -> None:
