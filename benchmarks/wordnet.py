@@ -101,6 +101,8 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=15_000)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    if not (asked.dictionary / "data.noun").is_file():
+        parser.error(f"{asked.dictionary}: no data.noun there; give WordNet's folder dict")
     nouns, senses = read(asked.dictionary)
     labels = {offset: found for offset in nouns if (found := labels_of(nouns, offset))}
     texts = {offset: noun.text for offset, noun in nouns.items()}

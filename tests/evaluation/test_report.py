@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from ramen.evaluation.figures import png
+from ramen.evaluation.figures import gains_figure, png
 from ramen.evaluation.report import COLUMNS, GraphFacts, Item, Report, Sample, make_figures, render
 
 KEYS = list(COLUMNS.values())
@@ -126,3 +126,10 @@ def test_weights_are_drawn_when_a_bandit_moved_them() -> None:
     titles = [axes.get_title(loc="left") for axes in training_figure(history(0.1, 0.2, 0.3)).axes]
     assert titles[-1] == "Regularisation weights λ"
     assert len(training_figure(history(0.1, 0.1)).axes) == len(titles) - 1
+
+
+def test_a_hundredth_of_a_point_does_not_fill_a_comparisons_axis() -> None:
+    rows = {name: ({"near": near, "far": far}, {}) for name, near, far in (("a", 50.0, 10.0), ("b", 50.01, 60.0))}
+    near, far = (axes.get_xlim() for axes in gains_figure(rows, {"Near": "near", "Far": "far"}).axes)
+    assert near[1] - near[0] >= 3 and near[0] < 50 < near[1]
+    assert far[0] < 10 and far[1] > 60
