@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from ramen.artifacts import open_artifact, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
 from ramen.errors import ArtifactError
-from ramen.evaluation.metrics import DEPTH, by_document, inverse_propensity
+from ramen.evaluation.metrics import ENCODER, by_document, inverse_propensity
+from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import MISSED_DEPTHS, head_torso_tail
 from ramen.stages import STAGES, run_stage
 from ramen.tracking import open_tracker, record_cached
@@ -122,10 +122,16 @@ class Summary:
 
 
 def summarise(outcomes: Sequence[Outcome], against: Sequence[Outcome] | None, keys: Sequence[str]) -> Summary:
-    """Mean and deviation of the metrics `keys`; gains are paired by seed, which takes out what the seeds share."""
+    """Mean and deviation of the metrics `keys`; gains are paired by seed, which takes out what the seeds share.
+
+    A row that ranks by its encoder alone is its own `encoder/` row.
+    """
+
+    def value(metrics: Mapping[str, float], key: str) -> float:
+        return metrics.get(key, metrics.get(key.removeprefix(ENCODER), math.nan))
 
     def table(rows: Sequence[Outcome]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        return np.array([[outcome.metrics.get(key, math.nan) for key in keys] for outcome in rows])
+        return np.array([[value(outcome.metrics, key) for key in keys] for outcome in rows])
 
     def pair(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> tuple[dict[str, float], dict[str, float]]:
         spread = values.std(0, ddof=1) if len(values) > 1 else np.full(len(keys), math.nan)
@@ -159,17 +165,19 @@ def _error(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str,
 
 @functools.lru_cache(maxsize=64)  # the table is written anew after every seed, and a base stands beside several rows
 def _by_document(dataset: Path, evaluation: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """What each test document adds to a row's metrics, read from its predictions."""
+    """What each test document adds to a row's metrics, `encoder/` ones too, read from its predictions."""
     problem = Problem.read(dataset)
-    table = pq.read_table(evaluation / "predictions.parquet", columns=["document", "rank", "label_index"])
-    place = {uid: number for number, uid in enumerate(problem.test.uids)}
-    indices = np.full((len(place), DEPTH), problem.shape[2], np.int64)
-    rows = np.fromiter((place[uid] for uid in table["document"].to_pylist()), np.int64, len(table))
-    indices[rows, table["rank"].to_numpy() - 1] = table["label_index"].to_numpy()
     propensity = json.loads((evaluation / "propensity.json").read_text(encoding="utf-8"))
     inv_p = inverse_propensity(problem.y_train, propensity["a"], propensity["b"])
     frequency = np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
-    return by_document(indices, problem.y_test, inv_p, head_torso_tail(frequency))
+    thirds = head_torso_tail(frequency)
+
+    def measured(name: str) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+        return by_document(read_labels(evaluation / name, problem), problem.y_test, inv_p, thirds)
+
+    whole = measured(PREDICTIONS)
+    alone = measured(ENCODER_PREDICTIONS) if (evaluation / ENCODER_PREDICTIONS).is_file() else whole
+    return whole | {f"{ENCODER}{key}": values for key, values in alone.items()}
 
 
 def _missed(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str, dict[int, float]]:

@@ -32,8 +32,8 @@ KEYS = {
     "tail P@1": "tail/p_at_1",
 }
 """Column -> metric; head, torso and tail are contributions to P@1."""
-ENCODER, LINKS = "By the texts' vectors alone, without label context and classifiers", "Links of the graphs found"
-GAINS = "Gains, ± deviation over seeds, [standard error over the test documents]"
+ALONE, LINKS = "By the texts' vectors alone, without label context and classifiers", "Links of the graphs found"
+GAINS, ERROR = "Gains, ± deviation over seeds", ", [standard error over the test documents]"
 
 
 @click.command(short_help="Run a study: rows over seeds, one table.")
@@ -78,19 +78,22 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
             tags = {"ramen.study": found.name, "ramen.row": row.name, "ramen.seed": str(seed)}
             with start_pipeline_run(f"{row.name} seed {seed}", to_yaml(config), tags, config.sections()):
                 outcomes[row.name].append(run_row(config, cache))
-        keys = [key for columns in _groups(outcomes).values() for key in columns.values()]
+        groups = _groups(outcomes)
+        keys = [key for columns in groups.values() for key in columns.values()]
         done = {row.name: summarise(outcomes[row.name], outcomes.get(row.against), keys) for row in found.rows}
-        _write(found, done, outcomes, numbers[: numbers.index(seed) + 1], out, settings)
+        _write(found, done, groups, outcomes, numbers[: numbers.index(seed) + 1], out, settings)
     _show(found, done)
     click.echo(f"table: {out / f'{found.name}.md'}   figure: {out / f'{found.name}.png'}")
 
 
 def _groups(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, dict[str, str]]:
     """Columns of a table each, under what is said of it; the last two only where a row has them."""
+    from ramen.evaluation.metrics import ENCODER
+
     names = {key for each in outcomes.values() for outcome in each for key in outcome.metrics}
-    encoder = {name: f"encoder/{key}" for name, key in KEYS.items() if f"encoder/{key}" in names}
+    alone = {name: f"{ENCODER}{key}" for name, key in KEYS.items() if f"{ENCODER}{key}" in names}
     links = {key.removeprefix("links/"): key for key in sorted(names) if key.startswith("links/")}
-    return {"": KEYS} | {said: columns for said, columns in ((ENCODER, encoder), (LINKS, links)) if columns}
+    return {"": KEYS} | {said: columns for said, columns in ((ALONE, alone), (LINKS, links)) if columns}
 
 
 def _numbers(seeds: str) -> list[int]:
@@ -137,6 +140,11 @@ def _gains(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> li
     return [[row.name, row.against, *(_gain(done[row.name], key) for key in keys)] for row in study.rows if row.against]
 
 
+def _has_error(gains: Iterable[Sequence[str]]) -> bool:
+    """Whether any gain has its error: rows of the same documents, and metrics that are known by document."""
+    return any("[" in cell for line in gains for cell in line[2:])
+
+
 def _gain(summary: Summary, key: str) -> str:
     value = summary.gain.get(key)
     if value is None or value != value:
@@ -152,13 +160,14 @@ def _show(study: Study, done: Mapping[str, Summary]) -> None:
     click.echo(f"{study.title}; in per cent, mean and deviation over seeds.\n")
     tables.show(rows, ["row", *names, "train s"], text_columns=1, ends=len(rows))
     if gains := _gains(study, done, keys):
-        click.echo(f"{GAINS}.\n")
+        click.echo(f"{GAINS}{ERROR if _has_error(gains) else ''}.\n")
         tables.show(gains, ["row", "against", *names], text_columns=2, ends=len(gains))
 
 
 def _write(
     study: Study,
     done: Mapping[str, Summary],
+    groups: Mapping[str, Mapping[str, str]],
     outcomes: Mapping[str, Sequence[Outcome]],
     seeds: Sequence[int],
     out: Path,
@@ -173,11 +182,12 @@ def _write(
         f"# {study.title}\n\nPer cent, mean ± deviation over seeds {', '.join(map(str, seeds))}; head, torso and "
     )
     text.write("tail add up to P@1.\n\n")
-    for said, columns in _groups(outcomes).items():
+    for said, columns in groups.items():
         text.write(f"\n## {said}\n\n" if said else "")
         _table(text, ["row", *columns, "training, s"], _lines(study, done, columns.values()))
         if gains := _gains(study, done, columns.values()):
-            text.write(f"\n{GAINS}: a gain of less than twice the error may be chance.\n\n")
+            note = f"{GAINS}{ERROR}: a gain of less than twice the error may be chance" if _has_error(gains) else GAINS
+            text.write(f"\n{note}.\n\n")
             _table(text, ["row", "against", *columns], gains)
     if any(each.missed for each in done.values()):
         text.write("\n## Labels missed\n")

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from ramen import config
 from ramen.artifacts import Artifact
 from ramen.data.dataset import Problem
 from ramen.evaluation.metrics import Ints
+from ramen.evaluation.predictions import PREDICTIONS, Ranking
 from ramen.evaluation.report import GraphFacts, Item, Report, Sample
 from ramen.graph.metadata import read_graphs
 
@@ -26,19 +26,6 @@ SHOWN = 5
 LONGEST = 200
 """Characters of a text in the report; full-text documents are cut."""
 Bins = dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """The first 100 labels of each test document after filtering.
-
-    Attributes:
-        indices: int64 [N', 100], padded with L.
-        scores: float32 [N', 100], padded with -inf.
-    """
-
-    indices: Ints
-    scores: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -185,7 +172,7 @@ def _clip(text: str) -> str:
 def _base_predictions(base: Artifact, uids: list[str]) -> dict[str, list[int]]:
     """First labels of the base for some documents; the same dataset numbers labels the same."""
     table = pq.read_table(
-        base.path / "predictions.parquet",
+        base.path / PREDICTIONS,
         columns=["document", "label_index"],
         filters=[("document", "in", uids), ("rank", "<=", SHOWN)],
     )

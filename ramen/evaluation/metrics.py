@@ -28,6 +28,8 @@ Curves = dict[str, Floats]
 
 DEPTH = 100
 """Ranks that `flat` needs."""
+ENCODER = "encoder/"
+"""Before the name of a metric: by the texts' vectors alone, without label context and classifiers."""
 
 REPORTED = {
     "p": (1, 3, 5),

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen import config
@@ -21,21 +19,16 @@ from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
-from ramen.evaluation.contents import Measured, Ranking, gather, unlabelled
+from ramen.evaluation.contents import Measured, gather, unlabelled
 from ramen.evaluation.figures import png
-from ramen.evaluation.metrics import DEPTH, apply_filter, flat, inverse_propensity, label_recall
+from ramen.evaluation.metrics import DEPTH, ENCODER, apply_filter, flat, inverse_propensity, label_recall
 from ramen.evaluation.metrics import evaluate as measure
+from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
 from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, slices
 from ramen.evaluation.report import SLICES, make_figures, render
 from ramen.graph.metadata import read_graphs
 from ramen.retrieval import search
 from ramen.tracking import Tracker
-
-SCHEMA = pa.schema(
-    [("document", pa.string()), ("rank", pa.int32()), ("label", pa.string()), ("label_index", pa.int32()),
-     ("score", pa.float32())]
-)  # fmt: skip
-"""predictions.parquet: ranks start at 1; at most 100 rows a document, documents in test order."""
 
 
 def evaluate(
@@ -51,8 +44,8 @@ def evaluate(
     """Evaluate a model on the test documents.
 
     Writes metrics.json, propensity.json, quantiles.csv, plots/quantiles.csv (bin, metric, value),
-    predictions.parquet, figures/*.png and report.html. Test documents without a label are kept and count 0, as in
-    pyxclib (FN alone leaves them out).
+    predictions.parquet, figures/*.png and report.html; encoder_predictions.parquet for a model with label context or
+    classifiers. Test documents without a label are kept and count 0, as in pyxclib (FN alone leaves them out).
 
     Returns:
         Overall and slice metrics in percent; metrics.json also holds the base's under `base/`.
@@ -72,13 +65,16 @@ def evaluate(
     measured = _measure(problem, ranking, scoring)
     if fused:  # as published NGAME figures are; those of the encoder alone belong beside
         theirs = _measure(problem, alone, scoring).metrics
-        measured.metrics.update({f"encoder/{key}": value for key, value in theirs.items() if "/" not in key})
+        measured.metrics.update({f"{ENCODER}{key}": value for key, value in theirs.items() if "/" not in key})
     report = gather(problem, ranking, measured, scoring, model, pruned_graph, base)
 
     if scoring.links:
         measured.metrics.update(_links(problem, model, pruned_graph, encoder, scoring))
 
-    _write_tables(evaluation.path, problem, ranking, measured, scoring, report.base)
+    _write_tables(evaluation.path, problem, measured, scoring, report.base)
+    write_predictions(evaluation.path / PREDICTIONS, problem, ranking, scoring.chunk)
+    if fused:
+        write_predictions(evaluation.path / ENCODER_PREDICTIONS, problem, alone, scoring.chunk)
     figures = make_figures(report)
     images = {name: png(figure) for name, figure in figures.items()}
     (evaluation.path / "figures").mkdir()
@@ -181,7 +177,6 @@ def _counts(problem: Problem, measured: Measured, scoring: config.Scoring) -> di
 def _write_tables(
     path: Path,
     problem: Problem,
-    ranking: Ranking,
     measured: Measured,
     scoring: config.Scoring,
     base: Mapping[str, float] | None,
@@ -195,7 +190,6 @@ def _write_tables(
     long = [[name, key, value] for name, row in measured.bins.items() for key, value in row.items() if "_at_" in key]
     write_text(path / "quantiles.csv", _csv(["bin", *columns], wide))
     write_text(path / "plots" / "quantiles.csv", _csv(["bin", "metric", "value"], long))
-    _write_predictions(path / "predictions.parquet", problem, ranking, scoring.chunk)
 
 
 def _csv(header: list[str], rows: Iterable[list[Any]]) -> str:
@@ -204,21 +198,3 @@ def _csv(header: list[str], rows: Iterable[list[Any]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return stream.getvalue()
-
-
-def _write_predictions(path: Path, problem: Problem, ranking: Ranking, chunk: int) -> None:
-    """One row group per chunk of documents, so that memory does not grow with their number."""
-    documents, labels = pa.array(problem.test.uids, pa.string()), pa.array(problem.labels.uids, pa.string())
-    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        for start in range(0, len(documents), chunk):
-            indices = ranking.indices[start : start + chunk]
-            row, place = np.nonzero(indices < len(labels))
-            chosen = indices[row, place].astype(np.int32)
-            columns = [
-                documents.take(pa.array(row + start)),
-                pa.array(place + 1, pa.int32()),
-                labels.take(pa.array(chosen)),
-                pa.array(chosen),
-                pa.array(ranking.scores[start : start + chunk][row, place]),
-            ]
-            writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import sem
 
+from ramen.ablation import Outcome, summarise
 from ramen.cli import cli
 from ramen.errors import ConfigError
 from ramen.studies import read_study, studies
@@ -82,25 +83,38 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
 
 
 def test_gains_carry_their_error_over_the_test_documents(tiny_source: Path, here: Path) -> None:
-    ablate(tiny_source, "--study", "bases", "--rows", "RAMEN(inbatch)", "--seeds", "0,1", "--set=scoring.quantiles=2")
+    words = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.quantiles=2")
+    assert "[standard error" in ablate(tiny_source, *words)
     found = json.loads((here / "ablations/bases.json").read_text())
     truth = tiny_test_labels(tiny_source)
-    first = {}
-    for name in found:
-        hits = []
-        for seed in ("0", "1"):
-            table = pq.read_table(here / found[name]["seeds"][seed]["evaluation"] / "predictions.parquet").to_pylist()
-            first[name] = {line["document"]: line["label_index"] for line in table if line["rank"] == 1}
-            hits.append([100.0 * (first[name][document] in labels) for document, labels in truth.items()])
-        first[name] = np.mean(hits, axis=0)
-    error = sem(first["RAMEN(inbatch)"] - first["inbatch"])
-    assert found["RAMEN(inbatch)"]["gain_error"]["p_at_1"] == pytest.approx(error) and error > 0
     written = (here / "ablations/bases.md").read_text()
-    assert f"[{error:.2f}]" in written
-    missed = found["RAMEN(inbatch)"]["missed"]
+    for file, key in (("predictions", "p_at_1"), ("encoder_predictions", "encoder/p_at_1")):
+        first = {}
+        for name in found:
+            hits = []
+            for seed in ("0", "1"):
+                each = found[name]["seeds"][seed]
+                table = pq.read_table(here / each["evaluation"] / f"{file}.parquet").to_pylist()
+                best = {line["document"]: line["label_index"] for line in table if line["rank"] == 1}
+                hits.append([100.0 * (best[document] in labels) for document, labels in truth.items()])
+                assert each["metrics"][key] == pytest.approx(np.mean(hits[-1]))
+            first[name] = np.mean(hits, axis=0)
+        error = sem(first["RAMEN(ngame)"] - first["ngame"])
+        assert found["RAMEN(ngame)"]["gain_error"][key] == pytest.approx(error) and error > 0
+        assert f"[{error:.2f}]" in written
+    missed = found["RAMEN(ngame)"]["missed"]
     bins = [name for name in missed if name != "complete"]
     assert set(missed["complete"]) == {"5", "10", "20", "50", "100"} and len(bins) >= 2
     assert missed["complete"]["5"] == pytest.approx(sum(missed[name].get("5", 0) for name in bins))
+
+
+def test_a_row_of_the_encoder_alone_is_compared_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "quantiles.csv").write_text("bin,labels\n")
+    one = Outcome({"p_at_1": 40.0}, 1.0, tmp_path, Path("one"))
+    two = Outcome({"p_at_1": 45.0, "encoder/p_at_1": 41.5}, 1.0, tmp_path, Path("two"))
+    done = summarise([two], [one], ["p_at_1", "encoder/p_at_1", "links/x"])
+    assert done.gain["p_at_1"] == 5.0 and done.gain["encoder/p_at_1"] == 1.5 and np.isnan(done.gain["links/x"])
+    assert not done.gain_error, "other data sets, other documents"
 
 
 def tiny_test_labels(source: Path) -> dict[str, set[int]]:
