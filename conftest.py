@@ -182,5 +182,5 @@ def store(tracking_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def _own_work_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints go under the test's own folder, and nothing of the caller's tracking set-up leaks in."""
     monkeypatch.setenv("RAMEN_WORK", str(tmp_path / "ramen-work"))
-    for name in ("RAMEN_PARENT_RUN", "RAMEN_ARM", "KFP_RUN_ID", "DVC_STAGE", "MLFLOW_RUN_ID"):
+    for name in ("RAMEN_PARENT_RUN", "RAMEN_ARM", "KFP_RUN_ID", "DVC_STAGE", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)

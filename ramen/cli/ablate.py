@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +31,8 @@ KEYS = {
     "tail P@1": "tail/p_at_1",
 }
 """Column -> metric; head, torso and tail are contributions to P@1."""
+EXPERIMENT = "ramen-ablate"
+"""MLflow experiment of all studies, unless the environment names one."""
 ALONE, LINKS = "By the texts' vectors alone, without label context and classifiers", "Links of the graphs found"
 GAINS, ERROR = "Gains, ± deviation over seeds", ", [standard error over the test documents]"
 
@@ -61,27 +62,27 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
     from ramen.data import sources
     from ramen.data.dataset import anchor_set_names
     from ramen.studies import read_study
-    from ramen.tracking import start_pipeline_run
+    from ramen.tracking import environment_defaults, start_pipeline_run
 
-    os.environ.setdefault("MLFLOW_EXPERIMENT_NAME", "ramen-ablate")
     numbers = _numbers(seeds)
     settings = resolve()
     show_progress()
     sources.fetch_if_missing(settings.data)
     cache = out / "cache"
-    found = _chosen(read_study(study, anchor_set_names(prepare(settings, cache))), rows)
-    outcomes: dict[str, list[Outcome]] = {row.name: [] for row in found.rows}
-    for seed in numbers:  # seed by seed: a study that is stopped early still compares all rows
-        for row in found.rows:
-            config = resolve(*row.sets, f"training.seed={seed}")
-            click.echo(f"\n{found.name}: {row.name}, seed {seed}", err=True)
-            tags = {"ramen.study": found.name, "ramen.row": row.name, "ramen.seed": str(seed)}
-            with start_pipeline_run(f"{row.name} seed {seed}", to_yaml(config), tags, config.sections()):
-                outcomes[row.name].append(run_row(config, cache))
-        groups = _groups(outcomes)
-        keys = [key for columns in groups.values() for key in columns.values()]
-        done = {row.name: summarise(outcomes[row.name], outcomes.get(row.against), keys) for row in found.rows}
-        _write(found, done, groups, outcomes, numbers[: numbers.index(seed) + 1], out, settings)
+    with environment_defaults({"MLFLOW_EXPERIMENT_NAME": EXPERIMENT}):
+        found = _chosen(read_study(study, anchor_set_names(prepare(settings, cache))), rows)
+        outcomes: dict[str, list[Outcome]] = {row.name: [] for row in found.rows}
+        for seed in numbers:  # seed by seed: a study that is stopped early still compares all rows
+            for row in found.rows:
+                config = resolve(*row.sets, f"training.seed={seed}")
+                click.echo(f"\n{found.name}: {row.name}, seed {seed}", err=True)
+                tags = {"ramen.study": found.name, "ramen.row": row.name, "ramen.seed": str(seed)}
+                with start_pipeline_run(f"{row.name} seed {seed}", to_yaml(config), tags, config.sections()):
+                    outcomes[row.name].append(run_row(config, cache))
+            groups = _groups(outcomes)
+            keys = [key for columns in groups.values() for key in columns.values()]
+            done = {row.name: summarise(outcomes[row.name], outcomes.get(row.against), keys) for row in found.rows}
+            _write(found, done, groups, outcomes, numbers[: numbers.index(seed) + 1], out, settings)
     _show(found, done)
     click.echo(f"table: {out / f'{found.name}.md'}   figure: {out / f'{found.name}.png'}")
 

@@ -6,7 +6,6 @@ Nothing here changes the registry; `publishing` does.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from urllib.parse import urlparse
 
 from ramen.errors import RamenError, reason
 from ramen.index.retriever import Retriever
-from ramen.tracking.journal import IMPATIENCE, PATIENCE, patience
+from ramen.tracking.journal import IMPATIENCE, PATIENCE, environment_defaults
 
 PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 
@@ -40,7 +39,7 @@ def resolve_version(name: str, version: str) -> int:
     from mlflow.exceptions import MlflowException
 
     client = connect(must_exist=True)
-    with patience(IMPATIENCE):  # somebody waits for the answer
+    with environment_defaults(IMPATIENCE):  # somebody waits for the answer
         try:
             model = client.get_registered_model(name)
         except MlflowException as error:
@@ -161,7 +160,7 @@ def plain_errors(doing: str) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
 
     try:
-        with patience(PATIENCE):  # MLflow's own is many silent minutes
+        with environment_defaults(PATIENCE):  # MLflow's own is many silent minutes
             yield
     except MlflowException as error:
         raise RamenError(f"{doing} in {tracking_uri()}: {reason(error)}") from error
@@ -174,13 +173,11 @@ def contained() -> Iterator[None]:
     A loaded model's code folder stays in front of sys.path otherwise, and every copied file draws a progress bar.
     """
     path, logger = list(sys.path), logging.getLogger("mlflow")
-    level, bars = logger.level, os.environ.get(PROGRESS_ENV)
+    level = logger.level
     logger.setLevel(logging.WARNING)
-    os.environ.setdefault(PROGRESS_ENV, "false")
     try:
-        yield
+        with environment_defaults({PROGRESS_ENV: "false"}):
+            yield
     finally:
         sys.path[:] = path
         logger.setLevel(level)
-        if bars is None:
-            del os.environ[PROGRESS_ENV]

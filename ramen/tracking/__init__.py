@@ -3,6 +3,7 @@
 mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tracking off.
 """
 
+from ramen.tracking.journal import environment_defaults
 from ramen.tracking.protocol import NullTracker, Tracker
 from ramen.tracking.runs import (
     PipelineRun,
@@ -20,6 +21,7 @@ __all__ = [
     "NullTracker",
     "PipelineRun",
     "Tracker",
+    "environment_defaults",
     "flat_params",
     "list_pipeline_runs",
     "open_tracker",

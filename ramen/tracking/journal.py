@@ -80,7 +80,7 @@ class Journal:
         """Open a run; returns its id, a placeholder if the store is out of reach."""
         if self._online():
             try:
-                with patience(PATIENCE):
+                with environment_defaults(PATIENCE):
                     return str(self._create(experiment, name, tags))
             except Exception as error:
                 self._lost(error)
@@ -93,7 +93,7 @@ class Journal:
         """One write: a name of `_WRITES`, its run, its values, and a file or folder that goes with it."""
         if self._online():
             try:
-                with patience(PATIENCE):
+                with environment_defaults(PATIENCE):
                     _WRITES[write](self._client, self._ids.get(run, run), file=file, **values)
                 return
             except Exception as error:
@@ -105,7 +105,7 @@ class Journal:
         if self._folder is None:
             return True
         rows = _lines(self._folder / WRITES)
-        with patience(IMPATIENCE):
+        with environment_defaults(IMPATIENCE):
             for number in range(self._sent, len(rows)):
                 row = json.loads(rows[number])
                 try:
@@ -259,8 +259,8 @@ def _now() -> int:
 
 
 @contextmanager
-def patience(values: Mapping[str, str]) -> Iterator[None]:
-    """MLflow's retries and time limits, unless the caller's environment sets them."""
+def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for a while, of those that the caller's environment does not set."""
     added = {key: value for key, value in values.items() if key not in os.environ}
     os.environ.update(added)
     try:

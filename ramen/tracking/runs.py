@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from ramen.errors import Interrupted, RamenError, reason
 from ramen.processes import rank
 from ramen.provenance import pipeline_key, provenance
-from ramen.tracking.journal import Journal, kept, patience, spool
+from ramen.tracking.journal import Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class Store:
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         try:
-            with patience(FEW_RETRIES):
+            with environment_defaults(FEW_RETRIES):
                 client = mlflow.MlflowClient()
                 if run_id:
                     experiment = client.get_run(run_id).info.experiment_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import sem
 
-from ramen.ablation import Outcome, summarise
+from ramen.ablation import CHAIN, Outcome, summarise
 from ramen.cli import cli
 from ramen.errors import ConfigError
 from ramen.studies import read_study, studies
@@ -80,6 +81,21 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
     assert len(before) == 1 + 1 + 3 * 2 * 3, "dataset and graph are shared by all rows and seeds"
     ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
     assert before == {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("*/metrics.json")}
+
+
+@pytest.mark.usefixtures("store")
+def test_rows_are_runs_of_an_experiment_of_their_own(tiny_source: Path, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    (tmp_path / "params.yaml").write_text("training: {threads: 1}\n")
+    ablate(tiny_source, "--study", "bases", "--rows", "inbatch", "--seeds", "0")
+    client = MlflowClient()
+    runs = client.search_runs([client.get_experiment_by_name("ramen-ablate").experiment_id])
+    (row,) = (run for run in runs if run.info.run_name == "inbatch seed 0")
+    assert row.data.tags["ramen.row"] == "inbatch"
+    children = {run.info.run_name for run in runs if run.data.tags.get("mlflow.parentRunId") == row.info.run_id}
+    assert set(CHAIN) <= children and client.get_experiment_by_name("ramen") is None
+    assert "MLFLOW_EXPERIMENT_NAME" not in os.environ, "what this process tracks next goes where it went before"
 
 
 def test_gains_carry_their_error_over_the_test_documents(tiny_source: Path, here: Path) -> None:
