@@ -141,9 +141,9 @@ def _gains(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> li
     return [[row.name, row.against, *(_gain(done[row.name], key) for key in keys)] for row in study.rows if row.against]
 
 
-def _has_error(gains: Iterable[Sequence[str]]) -> bool:
+def _has_error(done: Mapping[str, Summary], keys: Iterable[str]) -> bool:
     """Whether any gain has its error: rows of the same documents, and metrics that are known by document."""
-    return any("[" in cell for line in gains for cell in line[2:])
+    return any(key in each.gain_error for key in keys for each in done.values())
 
 
 def _gain(summary: Summary, key: str) -> str:
@@ -161,7 +161,7 @@ def _show(study: Study, done: Mapping[str, Summary]) -> None:
     click.echo(f"{study.title}; in per cent, mean and deviation over seeds.\n")
     tables.show(rows, ["row", *names, "train s"], text_columns=1, ends=len(rows))
     if gains := _gains(study, done, keys):
-        click.echo(f"{GAINS}{ERROR if _has_error(gains) else ''}.\n")
+        click.echo(f"{GAINS}{ERROR if _has_error(done, keys) else ''}.\n")
         tables.show(gains, ["row", "against", *names], text_columns=2, ends=len(gains))
 
 
@@ -187,8 +187,9 @@ def _write(
         text.write(f"\n## {said}\n\n" if said else "")
         _table(text, ["row", *columns, "training, s"], _lines(study, done, columns.values()))
         if gains := _gains(study, done, columns.values()):
-            note = f"{GAINS}{ERROR}: a gain of less than twice the error may be chance" if _has_error(gains) else GAINS
-            text.write(f"\n{note}.\n\n")
+            known = _has_error(done, columns.values())
+            note = f"{ERROR}: a gain of less than twice the error may be chance" if known else ""
+            text.write(f"\n{GAINS}{note}.\n\n")
             _table(text, ["row", "against", *columns], gains)
     if any(each.missed for each in done.values()):
         text.write("\n## Labels missed\n")

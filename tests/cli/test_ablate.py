@@ -73,6 +73,7 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
     ]
     written = (here / "ablations/mine.md").read_text()
     assert f"| {sum(gains) / 2:+.2f} ±" in written and "FN@k of only links less that of plain" in written
+    assert "standard error" not in written[written.index("Links of the") : written.index("Labels missed")]
     links = written[written.index("Links of the graphs found") :].split("\n\n")[1].splitlines()
     assert "links_r_at_100" in links[0] and "| 100.00 ±0.00 |" in links[-1]
     assert "only category" in printed and (here / "ablations/mine.png").read_bytes()[:4] == b"\x89PNG"
