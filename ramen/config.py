@@ -148,6 +148,15 @@ class Objective(Section):
         ge=0,
     )
 
+    graph_negatives: float = knob(
+        0.5,
+        "labels that compete in a step because they share an anchor with one of its documents, at most, as a share of "
+        "its rows: hard negatives that need no look at the encoder. 0 = none, as published",
+        "PinSage",
+        ge=0,
+    )
+    negative_sets: list[str] = knob([], "draw these negatives from these anchor sets only; empty = all")
+
     @model_validator(mode="after")
     def _weights_are_not_negative(self) -> Objective:
         for name, weight in self.lambdas.items():

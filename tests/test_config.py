@@ -153,6 +153,7 @@ def test_a_preset_extends_another_and_overrides_it() -> None:
     assert (titles.encoder.max_length, full.encoder.max_length) == (32, 128)
     assert (full.scoring.propensity_a, full.scoring.propensity_b) == (0.5, 0.4)
     assert paper.pruning.rule == "threshold" and paper.pruning.threshold == 0 and not paper.objective.symmetric
+    assert paper.objective.graph_negatives == 0
     assert (paper.training.batch_size, paper.training.epochs, paper.training.lr) == (1024, 300, 2e-4)
 
 

@@ -1,7 +1,8 @@
 """Base algorithms: what RAMEN regularises. One module each, one line in `BASES`.
 
 A base algorithm decides which documents share a step, which labels compete and what the task loss is (see
-`protocol.BaseAlgorithm`); RAMEN adds anchors to the step and regularisers to the loss, nothing else.
+`protocol.BaseAlgorithm`); RAMEN adds anchors and graph negatives to the step and regularisers to the loss, nothing
+else.
 """
 
 from __future__ import annotations

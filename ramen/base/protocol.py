@@ -2,7 +2,7 @@
 
 `BaseAlgorithm` is the plain in-batch triplet: documents in uniform random order, one positive label each, the other
 documents' labels as negatives. Every other base algorithm overrides the decisions in which it differs, and none of them
-knows of graphs: RAMEN adds anchors to the step and regularisers to the loss, nothing else.
+knows of graphs: RAMEN adds anchors and graph negatives to the step and regularisers to the loss, nothing else.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """What is in a step: documents, one positive label each, anchors, and the masks of true pairs.
 
 All randomness is keyed by (seed, stream, epoch, step), never by what was drawn before: a step can be rebuilt from
-its number alone, so a resumed run needs no sampler state, and switching graphs on or off leaves the documents and
-labels of a step untouched.
+its number alone, so a resumed run needs no sampler state. Switching graphs on or off leaves the documents of a step
+and the labels drawn for them untouched; the labels that the graphs name as negatives come on top.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -23,9 +22,8 @@ from ramen.base.sampling import (
     keyed_rng,
     within_budget,
 )
-from ramen.graph.metadata import Graph
-
-Sampling = Literal["uniform", "inverse_sqrt_degree"]
+from ramen.graph.metadata import Graph, Sampling, drawing_weights
+from ramen.training.negatives import GraphNegatives
 
 
 @dataclass(frozen=True)
@@ -98,10 +96,7 @@ class SetSampler:
     ) -> SetSampler:
         """`sides`: graph side ("train", "labels") -> whether its regulariser is on."""
         num_anchors = next(iter(unpruned.values())).shape[1]
-        weights = None
-        if sampling == "inverse_sqrt_degree":
-            degree = sum(np.bincount(graph.indices, minlength=num_anchors) for graph in unpruned.values())
-            weights = 1.0 / np.sqrt(np.maximum(degree, 1))
+        weights = drawing_weights(unpruned, sampling)
         draws: dict[str, RowSampler | SharedSampler] = {}
         for side in (side for side, on in sides.items() if on):
             graph = pruned[side]
@@ -163,6 +158,7 @@ class StepSampler:
         separate_pools: each side's negatives are its own anchors only.
         shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
         anchor_budget: distinct anchors of a step at most, as a share of its documents and labels; 0 = no limit.
+        graph_negatives: names further labels that compete, or None.
     """
 
     def __init__(
@@ -173,6 +169,7 @@ class StepSampler:
         separate_pools: bool = False,
         shared_draws: bool = False,
         anchor_budget: float = 0.0,
+        graph_negatives: GraphNegatives | None = None,
     ) -> None:
         self.base = base
         self.batch_size = batch_size
@@ -180,6 +177,7 @@ class StepSampler:
         self.separate_pools = separate_pools
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
+        self.graph_negatives = graph_negatives
         self.label_texts = base.problem.label_texts
         self.sets: list[SetSampler] = []
 
@@ -215,6 +213,9 @@ class StepSampler:
         pulled = np.union1d(chosen, self._random((epoch, index)))
         mined = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
         labels = np.union1d(pulled, mined)
+        if self.graph_negatives is not None:
+            rng = keyed_rng(self.seed, "graph_negatives", epoch, index)
+            labels = np.union1d(labels, self.graph_negatives.draw(documents, rng))
         positive = np.searchsorted(labels, chosen)
         mask = self.base.known(documents, labels)
         texts = self.label_texts[labels]

@@ -39,6 +39,7 @@ from ramen.training.checkpoint import Checkpoints, load_state, save_state
 from ramen.training.distributed import Processes
 from ramen.training.encoding import StepEncoder
 from ramen.training.loop import ACCURACY, TASK, Trainer, Validation, linear_schedule, make_optimizer
+from ramen.training.negatives import GraphNegatives
 from ramen.training.progress import Progress
 
 SIDE_NAMES = {"train": "document", "labels": "label"}
@@ -88,7 +89,9 @@ class Session:
         self.training, self.objective = settings.training, settings.objective
         torch.manual_seed(self.training.seed)
         self.problem = Problem.read(dataset.path)
-        self.graphs = self._chosen(graph.path) if self.objective.graphs else {}
+        found = read_graphs(graph.path) if self.objective.graphs else {}
+        self.graphs = self._chosen(found, "anchor_sets")
+        self.negative_graphs = self._chosen(found, "negative_sets") if self.objective.graph_negatives else {}
         self.encoder = load_encoder(source, settings.encoder)
         self.texts = text_table(self.encoder, self.problem)
         self.checkpoints = Checkpoints(draft.work, draft.task)
@@ -99,12 +102,14 @@ class Session:
         self.trainer = self._make_trainer(held_out, kept)
         self.use_graphs(self.graphs)
 
-    def _chosen(self, path: Path) -> dict[str, dict[str, Graph]]:
-        """The graphs of the anchor sets asked for; the others are neither sampled nor pruned nor embedded."""
-        graphs, wanted = read_graphs(path), self.objective.anchor_sets
-        if unknown := sorted(set(wanted) - set(graphs)):
+    def _chosen(
+        self, graphs: dict[str, dict[str, Graph]], knob: Literal["anchor_sets", "negative_sets"]
+    ) -> dict[str, dict[str, Graph]]:
+        """The graphs of the anchor sets that a knob asks for; others are neither sampled nor pruned nor embedded."""
+        wanted = getattr(self.objective, knob)
+        if unknown := sorted(set(wanted) - set(graphs) if graphs else ()):
             raise ConfigError(
-                f"objective.anchor_sets: {unknown[0]!r} is no anchor set of the dataset; there are {', '.join(graphs)}"
+                f"objective.{knob}: {unknown[0]!r} is no anchor set of the dataset; there are {', '.join(graphs)}"
             )
         return {name: sides for name, sides in graphs.items() if not wanted or name in wanted}
 
@@ -137,6 +142,7 @@ class Session:
             objective.anchor_pool == "separate",
             objective.anchor_reuse,
             objective.anchor_budget,
+            self._graph_negatives(),
         )
         # one module, so that checkpoints and the optimiser's state name every parameter
         own = {} if base.module is None else {"base": base.module}
@@ -170,6 +176,12 @@ class Session:
             save=self.save,
             save_every=60 * settings.checkpoint_minutes,
         )
+
+    def _graph_negatives(self) -> GraphNegatives | None:
+        if not self.negative_graphs:
+            return None
+        count = round(self.objective.graph_negatives * self.training.batch_size)
+        return GraphNegatives(self.negative_graphs, self.objective.anchor_sampling, count)
 
     def _tuner(self, weights: dict[str, float]) -> Bandit | None:
         """The bandit over the weights of the regularisers; None when it is off or there is nothing to tune."""

@@ -14,6 +14,7 @@ from ramen.data.dataset import Problem
 from ramen.graph.metadata import Graph
 from ramen.objective.triplet import Triplet
 from ramen.training.batches import StepSampler
+from ramen.training.negatives import GraphNegatives
 
 
 def graph_of(matrix: sp.csr_matrix) -> Graph:
@@ -42,8 +43,12 @@ def sampler_of(
     return StepSampler(make_base(base or Base(), told, Triplet()), batch_size, seed, separate, **budget)  # type: ignore[arg-type]
 
 
+def graphs_of(problem: Problem) -> dict[str, dict[str, Graph]]:
+    return {n: {"train": graph_of(a.train), "labels": graph_of(a.labels)} for n, a in problem.anchor_sets.items()}
+
+
 def with_graphs(sampler: StepSampler, problem: Problem, keep: float = 1.0, sampling: str = "uniform") -> StepSampler:
-    whole = {n: {"train": graph_of(a.train), "labels": graph_of(a.labels)} for n, a in problem.anchor_sets.items()}
+    whole = graphs_of(problem)
     rng = np.random.default_rng(3)
     pruned = {n: {s: g.select(rng.random(g.num_edges) < keep) for s, g in sides.items()} for n, sides in whole.items()}
     on = {name: {"train": True, "labels": True} for name in whole}
@@ -231,6 +236,60 @@ def test_a_step_keeps_its_budget_and_its_links_stay_true(tiny_problem: Problem) 
                 assert (matrix.toarray()[rows, batch.pool[links.positive]] > 0).all()
                 pulled |= {(name, anchor) for anchor in batch.pool.tolist()}
     assert len(pulled) > 5, "which anchors are left out changes from step to step"
+
+
+def two_steps_away(problem: Problem) -> dict[str, np.ndarray]:
+    """Bool [N, L] by set: documents and labels that share an anchor."""
+    return {name: (a.train @ a.labels.T).toarray() > 0 for name, a in problem.anchor_sets.items()}
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "inverse_sqrt_degree"])
+def test_graph_negatives_share_an_anchor_with_a_document(tiny_problem: Problem, sampling: str) -> None:
+    graphs = graphs_of(tiny_problem)
+    reachable = sum(two_steps_away(tiny_problem).values()) > 0
+    everyone = GraphNegatives(graphs, sampling, 1000)  # type: ignore[arg-type]
+    for document in range(60):
+        alone = [everyone.draw(np.array([document]), np.random.default_rng(k)) for k in range(200)]
+        assert all(len(labels) <= len(graphs) for labels in alone)
+        np.testing.assert_array_equal(np.unique(np.concatenate(alone)), np.flatnonzero(reachable[document]))
+    few = GraphNegatives(graphs, sampling, 5).draw(np.arange(60), np.random.default_rng(0))  # type: ignore[arg-type]
+    assert len(few) == 5 == len(set(few.tolist()))
+
+
+def test_an_anchor_is_drawn_by_its_weight_and_then_a_label_uniformly() -> None:
+    # the document has a rare anchor (2 edges, label 0) and a common one (8 edges, labels 1 to 7)
+    edges = {"train": sp.csr_matrix(np.ones((1, 2), np.float32))}
+    edges["labels"] = sp.csr_matrix(np.array([[1, 0]] + [[0, 1]] * 7, np.float32))
+    graphs = {"links": {side: graph_of(matrix) for side, matrix in edges.items()}}
+    for sampling, rare in (("uniform", 0.5), ("inverse_sqrt_degree", 8**0.5 / (8**0.5 + 2**0.5))):
+        sampler = GraphNegatives(graphs, sampling, 10)  # type: ignore[arg-type]
+        drawn = np.concatenate([sampler.draw(np.array([0]), np.random.default_rng(k)) for k in range(8000)])
+        share = np.bincount(drawn, minlength=8) / 8000
+        np.testing.assert_allclose(share, [rare] + [(1 - rare) / 7] * 7, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["inbatch", "ngame", "siamesexml"])
+def test_graph_negatives_compete_and_change_nothing_else(tiny_problem: Problem, name: str) -> None:
+    further = GraphNegatives(graphs_of(tiny_problem), "uniform", 8)
+    plain, sampler = (
+        with_graphs(sampler_of(tiny_problem, base=Base(name=name, random_labels=0.25), graph_negatives=g), tiny_problem)
+        for g in (None, further)
+    )
+    known = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+    shared = sum(two_steps_away(tiny_problem).values()) > 0
+    more = 0
+    for epoch in range(50):
+        bare, step = (s.step(s.epoch_order(0), epoch, 0) for s in (plain, sampler))
+        np.testing.assert_array_equal(step.documents, bare.documents)
+        np.testing.assert_array_equal(step.labels[step.positive], bare.labels[bare.positive])
+        np.testing.assert_array_equal(step.mask, known[step.documents][:, step.labels])
+        beside = np.setdiff1d(step.labels, bare.labels)
+        assert shared[step.documents][:, beside].any(0).all() and len(beside) <= 8
+        more += len(beside)
+        for links, before in ((step.anchors[n].label, bare.anchors[n].label) for n in step.anchors):
+            assert links is not None and before is not None
+            np.testing.assert_array_equal(step.labels[links.rows], bare.labels[before.rows])
+    assert more > 50
 
 
 @pytest.mark.parametrize("name", ["inbatch", "ngame"])

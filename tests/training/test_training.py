@@ -77,6 +77,22 @@ def test_only_the_anchor_sets_asked_for_are_used(tiny_artifacts: dict[str, Path]
         train(tiny_artifacts, tmp_path / "wrong", changed(objective={"anchor_sets": ["link"]}))
 
 
+def test_graph_negatives_come_from_the_sets_asked_for_and_go_with_the_graphs(
+    tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    def losses(name: str, **objective: object) -> list[float]:
+        regularised = {"lambda_document": 0.0, "lambda_label": 0.0}
+        train(tiny_artifacts, tmp_path / name, changed(objective={**regularised, **objective}))
+        return [record["loss"] for record in history(tmp_path / name / "model")]
+
+    plain = losses("base", graphs=False)
+    assert losses("none", graph_negatives=0.0) == plain, "without weights and negatives the graphs do nothing"
+    both, one = losses("both"), losses("one", negative_sets=["links"])
+    assert both != plain and one != plain and both != one
+    with pytest.raises(ConfigError, match=r"objective.negative_sets: 'link' is no anchor set of the dataset"):
+        losses("wrong", negative_sets=["link"])
+
+
 def test_pruning_starts_from_the_original_and_obeys_the_threshold(
     tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
