@@ -150,10 +150,11 @@ class Objective(Section):
 
     graph_negatives: float = knob(
         0.5,
-        "labels that compete in a step because they share an anchor with one of its documents, at most, as a share of "
-        "its rows: hard negatives that need no look at the encoder. 0 = none, as published",
+        "share of base.random_labels that graphs name instead of chance: labels that share an anchor with a document "
+        "of the step compete with its own, hard negatives that need no look at the encoder. 0 = none, as published",
         "PinSage",
         ge=0,
+        le=1,
     )
     negative_sets: list[str] = knob([], "draw these negatives from these anchor sets only; empty = all")
 
@@ -216,7 +217,7 @@ class Base(Section):
     refresh_every: int = knob(5, "epochs between two looks", "R-ICLR T16", ge=1)
     mined: int = knob(1, "ance, dexml: mined negatives per document and step, shared by the step", "DEXML", ge=0)
     random_labels: float = knob(
-        0.5,
+        1.0,
         "labels drawn uniformly into each step, as a share of its rows: they compete, and are pulled to their anchors "
         "where there are graphs; so rare labels take part. 0 = none, as published",
         ge=0,

@@ -2,7 +2,7 @@
 
 All randomness is keyed by (seed, stream, epoch, step), never by what was drawn before: a step can be rebuilt from
 its number alone, so a resumed run needs no sampler state. Switching graphs on or off leaves the documents of a step
-and the labels drawn for them untouched; the labels that the graphs name as negatives come on top.
+and the labels drawn for them untouched; labels that the graphs name as negatives take the place of random ones.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class StepSampler:
         separate_pools: each side's negatives are its own anchors only.
         shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
         anchor_budget: distinct anchors of a step at most, as a share of its documents and labels; 0 = no limit.
-        graph_negatives: names further labels that compete, or None.
+        graph_negatives: names some of the labels that compete, in the place of random ones; or None.
     """
 
     def __init__(
@@ -210,12 +210,12 @@ class StepSampler:
         rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         documents, chosen = self.base.pairs(rows, keyed_rng(self.seed, "positives", epoch, index))
         # a label that few documents have is hardly ever chosen; drawn uniformly, it competes and is pulled all the same
-        pulled = np.union1d(chosen, self._random((epoch, index)))
-        mined = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
-        labels = np.union1d(pulled, mined)
+        beside, named = self._random((epoch, index)), np.zeros(0, np.int64)
         if self.graph_negatives is not None:
-            rng = keyed_rng(self.seed, "graph_negatives", epoch, index)
-            labels = np.union1d(labels, self.graph_negatives.draw(documents, rng))
+            named = self.graph_negatives.draw(documents, keyed_rng(self.seed, "graph_negatives", epoch, index))
+        pulled = np.union1d(chosen, beside[: len(beside) - len(named)])
+        mined = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
+        labels = np.union1d(pulled, np.concatenate([mined, named]))
         positive = np.searchsorted(labels, chosen)
         mask = self.base.known(documents, labels)
         texts = self.label_texts[labels]
@@ -224,7 +224,7 @@ class StepSampler:
         return Step(documents, labels, positive, mask, anchors)
 
     def _random(self, position: tuple[int, int]) -> Ints:
-        """Labels drawn uniformly from all."""
+        """Labels drawn uniformly from all, in random order."""
         labels = self.base.problem.y.shape[1]
         count = min(round(self.base.settings.random_labels * self.batch_size), labels)
         drawn: Ints = keyed_rng(self.seed, "random", *position).choice(labels, count, replace=False)

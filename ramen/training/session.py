@@ -178,9 +178,9 @@ class Session:
         )
 
     def _graph_negatives(self) -> GraphNegatives | None:
-        if not self.negative_graphs:
+        count = round(self.objective.graph_negatives * self.settings.base.random_labels * self.training.batch_size)
+        if not self.negative_graphs or not count:
             return None
-        count = round(self.objective.graph_negatives * self.training.batch_size)
         return GraphNegatives(self.negative_graphs, self.objective.anchor_sampling, count)
 
     def _tuner(self, weights: dict[str, float]) -> Bandit | None:
