@@ -96,6 +96,10 @@ class Encoder(Section):
     )
 
 
+Sampling = Literal["uniform", "inverse_sqrt_degree"]
+"""How an anchor is drawn among those of a row."""
+
+
 class Objective(Section):
     """Task loss and graph regularisers."""
 
@@ -133,7 +137,7 @@ class Objective(Section):
     anchor_pool: Literal["union", "separate"] = knob(
         "union", "negatives of a regulariser: the anchors chosen by both sides, or by its own side", "R-ICLR"
     )
-    anchor_sampling: Literal["uniform", "inverse_sqrt_degree"] = knob(
+    anchor_sampling: Sampling = knob(
         "uniform", "how a row's positive anchor is drawn; the second favours specific anchors over hubs"
     )
     anchor_reuse: bool = knob(
@@ -147,7 +151,6 @@ class Objective(Section):
         "anew each step, rows whose anchor is left out skip it; 0 = no limit",
         ge=0,
     )
-
     graph_negatives: float = knob(
         0.5,
         "share of base.random_labels that graphs name instead of chance: labels that share an anchor with a document "
@@ -218,8 +221,9 @@ class Base(Section):
     mined: int = knob(1, "ance, dexml: mined negatives per document and step, shared by the step", "DEXML", ge=0)
     random_labels: float = knob(
         1.0,
-        "labels drawn uniformly into each step, as a share of its rows: they compete, and are pulled to their anchors "
-        "where there are graphs; so rare labels take part. 0 = none, as published",
+        "labels drawn uniformly into each step, as a share of its rows (with graphs, objective.graph_negatives names "
+        "some of them instead): they compete, and are pulled to their anchors where there are graphs; so rare labels "
+        "take part. 0 = none, as published",
         ge=0,
     )
     shortlist: int = knob(100, "ance, dexml: nearest labels, true ones left out, to draw from", "DEXML", ge=1)

@@ -31,8 +31,8 @@ from ramen.encoder.loading import load_encoder
 from ramen.errors import DataError
 from ramen.errors import Problem as Defect
 from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, inverse_propensity
-from ramen.graph.build import anchor_of, degree, remove_edges
-from ramen.graph.metadata import Graph, neighbour_means, read_graphs
+from ramen.graph.build import anchor_of, remove_edges
+from ramen.graph.metadata import Graph, inverse_sqrt_degree, neighbour_means, read_graphs
 from ramen.retrieval import search
 from ramen.training.session import split_validation
 
@@ -135,8 +135,7 @@ def probe(
         hidden = _numbered(len(anchors), anchor_of(asked.texts, anchors))
         of_labels = _without(sides["labels"].csr(), hidden)
         of_documents = _without(asked.edges[name], hidden)
-        # 1 / sqrt(degree): what all share says little
-        weights = np.maximum(degree({side: edges.csr() for side, edges in sides.items()}), 1) ** -0.5
+        weights = inverse_sqrt_degree(sides)
         used = np.union1d(of_labels.indices, of_documents.indices)
         known = np.zeros((len(anchors), vectors.shape[1]), np.float32)
         known[used] = encoder.encode([anchors.texts[i] for i in used])

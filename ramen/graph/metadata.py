@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+
+from ramen.config import Sampling
 
 SIDES = ("train", "labels")
 """The two sides of an anchor set: training documents (G_XA) and labels (G_ZA)."""
@@ -82,14 +83,13 @@ def neighbour_means(edges: sp.csr_matrix, vectors: NDArray[np.float32]) -> NDArr
     return np.asarray((edges @ vectors) / np.maximum(np.asarray(edges.sum(1)), 1e-12), np.float32)
 
 
-Sampling = Literal["uniform", "inverse_sqrt_degree"]
-"""How an anchor is drawn among those of a row."""
-
-
 def drawing_weights(sides: Mapping[str, Graph], sampling: Sampling) -> NDArray[np.float64] | None:
-    """Weights by which a set's anchors are drawn: float64 [M] by their edges on both sides, None for uniform."""
-    if sampling == "uniform":
-        return None
+    """Weights by which a set's anchors are drawn: float64 [M], None for uniform."""
+    return None if sampling == "uniform" else inverse_sqrt_degree(sides)
+
+
+def inverse_sqrt_degree(sides: Mapping[str, Graph]) -> NDArray[np.float64]:
+    """1 / sqrt(edges on both sides) of each of a set's anchors, float64 [M]: what all share says little."""
     anchors = next(iter(sides.values())).shape[1]
     degree = sum(np.bincount(graph.indices, minlength=anchors) for graph in sides.values())
     return np.asarray(1.0 / np.sqrt(np.maximum(degree, 1)), np.float64)

@@ -22,7 +22,8 @@ from ramen.base.sampling import (
     keyed_rng,
     within_budget,
 )
-from ramen.graph.metadata import Graph, Sampling, drawing_weights
+from ramen.config import Sampling
+from ramen.graph.metadata import Graph, drawing_weights
 from ramen.training.negatives import GraphNegatives
 
 
@@ -212,7 +213,8 @@ class StepSampler:
         # a label that few documents have is hardly ever chosen; drawn uniformly, it competes and is pulled all the same
         beside, named = self._random((epoch, index)), np.zeros(0, np.int64)
         if self.graph_negatives is not None:
-            named = self.graph_negatives.draw(documents, keyed_rng(self.seed, "graph_negatives", epoch, index))
+            rng = keyed_rng(self.seed, "graph_negatives", epoch, index)
+            named = self.graph_negatives.draw(documents, len(beside), rng)
         pulled = np.union1d(chosen, beside[: len(beside) - len(named)])
         mined = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
         labels = np.union1d(pulled, np.concatenate([mined, named]))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from ramen.base.sampling import Ints, RowSampler
-from ramen.graph.metadata import Graphs, Sampling, drawing_weights
+from ramen.config import Sampling
+from ramen.graph.metadata import Graphs, drawing_weights
 
 
 class GraphNegatives:
@@ -20,11 +21,11 @@ class GraphNegatives:
     Args:
         graphs: set -> side ("train" or "labels") -> graph.
         sampling: how an anchor is drawn among a document's; a label is drawn uniformly among an anchor's.
-        count: labels of a step at most.
+        share: of the labels beside those of a step's documents, at most.
     """
 
-    def __init__(self, graphs: Graphs, sampling: Sampling, count: int) -> None:
-        self.count = count
+    def __init__(self, graphs: Graphs, sampling: Sampling, share: float) -> None:
+        self.share = share
         self._steps = []
         for name in sorted(graphs):
             to_labels = graphs[name]["labels"].csr().T.tocsr()
@@ -36,13 +37,14 @@ class GraphNegatives:
             to_anchor = RowSampler(to_anchors.indptr, to_anchors.indices, of_edges)
             self._steps.append((to_anchor, RowSampler(to_labels.indptr, to_labels.indices)))
 
-    def draw(self, documents: Ints, rng: np.random.Generator) -> Ints:
-        """Distinct labels, int64: one per document and set at most, and `count` in all."""
+    def draw(self, documents: Ints, beside: int, rng: np.random.Generator) -> Ints:
+        """Distinct labels, int64: one per document and set at most, and `share * beside` in all."""
         found = [np.zeros(0, np.int64)]
         for to_anchor, to_label in self._steps:
             _, anchors = to_anchor.draw(documents, rng)
             found.append(to_label.draw(anchors, rng)[1])
         labels = np.unique(np.concatenate(found))
-        if len(labels) > self.count:
-            labels = np.sort(rng.choice(labels, self.count, replace=False))
+        most = round(self.share * beside)
+        if len(labels) > most:
+            labels = np.sort(rng.choice(labels, most, replace=False))
         return labels

@@ -89,9 +89,7 @@ class Session:
         self.training, self.objective = settings.training, settings.objective
         torch.manual_seed(self.training.seed)
         self.problem = Problem.read(dataset.path)
-        found = read_graphs(graph.path) if self.objective.graphs else {}
-        self.graphs = self._chosen(found, "anchor_sets")
-        self.negative_graphs = self._chosen(found, "negative_sets") if self.objective.graph_negatives else {}
+        self.graphs, self.graph_negatives = self._used(graph.path) if self.objective.graphs else ({}, None)
         self.encoder = load_encoder(source, settings.encoder)
         self.texts = text_table(self.encoder, self.problem)
         self.checkpoints = Checkpoints(draft.work, draft.task)
@@ -102,12 +100,21 @@ class Session:
         self.trainer = self._make_trainer(held_out, kept)
         self.use_graphs(self.graphs)
 
+    def _used(self, path: Path) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
+        """The graphs that are trained on, and the negatives that graphs name."""
+        graphs, share = read_graphs(path), self.objective.graph_negatives
+        negatives = None
+        if share and self.settings.base.random_labels:
+            named = self._chosen(graphs, "negative_sets")
+            negatives = GraphNegatives(named, self.objective.anchor_sampling, share)
+        return self._chosen(graphs, "anchor_sets"), negatives
+
     def _chosen(
         self, graphs: dict[str, dict[str, Graph]], knob: Literal["anchor_sets", "negative_sets"]
     ) -> dict[str, dict[str, Graph]]:
         """The graphs of the anchor sets that a knob asks for; others are neither sampled nor pruned nor embedded."""
         wanted = getattr(self.objective, knob)
-        if unknown := sorted(set(wanted) - set(graphs) if graphs else ()):
+        if unknown := sorted(set(wanted) - set(graphs)):
             raise ConfigError(
                 f"objective.{knob}: {unknown[0]!r} is no anchor set of the dataset; there are {', '.join(graphs)}"
             )
@@ -142,7 +149,7 @@ class Session:
             objective.anchor_pool == "separate",
             objective.anchor_reuse,
             objective.anchor_budget,
-            self._graph_negatives(),
+            self.graph_negatives,
         )
         # one module, so that checkpoints and the optimiser's state name every parameter
         own = {} if base.module is None else {"base": base.module}
@@ -176,12 +183,6 @@ class Session:
             save=self.save,
             save_every=60 * settings.checkpoint_minutes,
         )
-
-    def _graph_negatives(self) -> GraphNegatives | None:
-        count = round(self.objective.graph_negatives * self.settings.base.random_labels * self.training.batch_size)
-        if not self.negative_graphs or not count:
-            return None
-        return GraphNegatives(self.negative_graphs, self.objective.anchor_sampling, count)
 
     def _tuner(self, weights: dict[str, float]) -> Bandit | None:
         """The bandit over the weights of the regularisers; None when it is off or there is nothing to tune."""
