@@ -65,13 +65,17 @@ class Data(Section):
 class Walk(Section):
     """Cleaning of the raw metadata graphs and the random walk with restart."""
 
-    hops: int = knob(400, "hops per anchor (a hop is anchor -> row -> anchor); 0 = no walk", "R-ICLR B", ge=0)
+    hops: int = knob(
+        0,
+        "hops per anchor (a hop is anchor -> row -> anchor); 0 = no walk, the edges as they are; published: 400",
+        ge=0,
+    )
     restart: float = knob(0.8, "probability of jumping back to the start before a hop", "R-ICLR B", gt=0, le=1)
     top_k: int = knob(10, "neighbours kept per anchor, beside itself", "pyxclib", ge=1)
     max_new: int = knob(10, "new anchors added to a row at most; original edges always stay", ge=0)
     degree_cap: int = knob(500, "rows and anchors of a higher degree are left out of the walk", "pyxclib", ge=1)
     volume: float = knob(1.0, "share of the raw edges kept, nested: 0.2 is part of 0.5", "R-ICLR T7", gt=0, le=1)
-    hub_cap: int = knob(0, "anchors with more edges than this are removed altogether; 0 = none", ge=0)
+    hub_cap: int = knob(300, "anchors with more edges than this are removed altogether; 0 = none, as published", ge=0)
     drop_label_anchors: bool = knob(False, "strict: drop document edges to anchors that are its own labels")
     threads: int = knob(0, "threads of the walk; 0 = all cores (the result does not depend on it)", ge=0)
     seed: int = knob(0, "seed of the walk", ge=0)
@@ -89,7 +93,7 @@ class Encoder(Section):
         "auto", "arithmetic of the forward and backward pass; auto = bf16 where the hardware has it (AMX, CUDA)"
     )
     dropout: float = knob(
-        -1.0, "dropout of every layer while training; negative = what the model's config says", ge=-1, lt=1
+        0.0, "dropout of every layer while training; negative = what the model's config says", ge=-1, lt=1
     )
     tokens_per_chunk: int = knob(
         32_768, "tokens encoded at a time while training (bounds memory; see training.gradient_caching)", ge=64
@@ -138,7 +142,8 @@ class Objective(Section):
         "union", "negatives of a regulariser: the anchors chosen by both sides, or by its own side", "R-ICLR"
     )
     anchor_sampling: Sampling = knob(
-        "uniform", "how a row's positive anchor is drawn; the second favours specific anchors over hubs"
+        "inverse_sqrt_degree",
+        "how a row's positive anchor is drawn; uniform as published, the other favours specific anchors over hubs",
     )
     anchor_reuse: bool = knob(
         True,
@@ -216,8 +221,8 @@ class Base(Section):
     """The base algorithm that RAMEN regularises."""
 
     name: str = knob("inbatch", "inbatch, ance, ngame, dexa, dexml or siamesexml")
-    refresh_from: int = knob(10, "epoch before which the encoder is first looked at to cluster or mine", "ngame", ge=0)
-    refresh_every: int = knob(5, "epochs between two looks", "R-ICLR T16", ge=1)
+    refresh_from: int = knob(2, "epoch before which the encoder is first looked at to cluster or mine", ge=0)
+    refresh_every: int = knob(2, "epochs between two looks", ge=1)
     mined: int = knob(1, "ance, dexml: mined negatives per document and step, shared by the step", "DEXML", ge=0)
     random_labels: float = knob(
         1.0,
@@ -228,7 +233,7 @@ class Base(Section):
     )
     shortlist: int = knob(100, "ance, dexml: nearest labels, true ones left out, to draw from", "DEXML", ge=1)
     cluster_size: int = knob(4, "ngame, dexa: documents per cluster at first", "DEXA", ge=1)
-    cluster_double_every: int = knob(25, "ngame, dexa: epochs in which clusters double", "R-ICLR T16", ge=1)
+    cluster_double_every: int = knob(2, "ngame, dexa: epochs in which clusters double", ge=1)
     temperature: float = knob(0.05, "dexml: temperature of the decoupled softmax", "DEXML", gt=0)
     labels_per_offset: int = knob(3, "dexa: labels that share an offset, on average", "xcai", ge=1)
     offset_heads: int = knob(1000, "dexa: most frequent labels that have an offset of their own", "DEXA", ge=0)
@@ -237,11 +242,13 @@ class Base(Section):
 class Training(Section):
     """Optimisation, shared by warm-up and the prune-and-retrain rounds."""
 
-    batch_size: int = knob(1024, "documents per step, all processes together", "R-ICLR T16", ge=2)
-    epochs: int = knob(300, "epochs in all: warm-up and retraining", "R-ICLR T16", ge=1)
-    warmup_epochs: int = knob(10, "epochs on the unpruned graphs", "R-ICLR B", ge=1)
-    lr: float = knob(2e-4, "peak learning rate", "R-ICLR T16", gt=0, le=1)
-    lr_warmup_steps: int = knob(100, "steps of linear rise, then linear decay to 0 at the last epoch", "ngame", ge=0)
+    batch_size: int = knob(256, "documents per step, all processes together", ge=2)
+    epochs: int = knob(8, "epochs in all: warm-up and retraining", ge=1)
+    warmup_epochs: int = knob(4, "epochs on the unpruned graphs", ge=1)
+    lr: float = knob(1e-4, "peak learning rate", gt=0, le=1)
+    lr_warmup_steps: int = knob(
+        50, "steps of linear rise, half of all at most, then linear decay to 0 at the last epoch", ge=0
+    )
     weight_decay: float = knob(0.01, "AdamW decay; none on biases and layer norms", "ngame", ge=0)
     adam_eps: float = knob(1e-6, "AdamW epsilon", "ngame", gt=0)
     clip_norm: float = knob(1.0, "gradient norm is clipped to this; 0 = off", ge=0)
@@ -269,7 +276,7 @@ class Training(Section):
 class Pruning(Section):
     """Prune-and-retrain rounds."""
 
-    every: int = knob(5, "epochs trained between two prunings", "R-ICLR B", ge=1)
+    every: int = knob(4, "epochs trained between two prunings", ge=1)
     rule: Literal["quantile", "threshold"] = knob(
         "quantile",
         "what an edge must exceed to stay: a quantile of random pairs of its own graph, whatever the encoder's "
@@ -294,7 +301,7 @@ class Classifier(Section):
     """The second stage of NGAME-type bases: a classifier per label on the frozen encoder."""
 
     enabled: bool = knob(True, "train classifiers where the base algorithm has a second stage")
-    epochs: int = knob(100, "epochs over the documents' frozen vectors", "ngame", ge=1)
+    epochs: int = knob(30, "epochs over the documents' frozen vectors", ge=1)
     batch_size: int = knob(2048, "documents per step", "ngame", ge=1)
     lr: float = knob(1e-3, "learning rate", "ngame", gt=0)
     positives: int = knob(2, "positives per document and step", "R-ICLR T16", ge=1)
