@@ -73,14 +73,15 @@ class Graph:
             return cls(file["indptr"], file["indices"], file["weight"], file["original"], (rows, anchors))
 
 
-def neighbour_means(edges: sp.csr_matrix, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def neighbour_means(edges: sp.csr_matrix, vectors: NDArray[np.float32], prior: float = 0.0) -> NDArray[np.float32]:
     """Mean of each row's neighbours, by the edges' weights: float32 [rows, D], 0 for a row without any.
 
     Args:
         edges: CSR rows x n, weights not negative.
         vectors: float32 [n, D].
+        prior: weight of a zero vector beside them: the mean shrinks where few say something.
     """
-    return np.asarray((edges @ vectors) / np.maximum(np.asarray(edges.sum(1)), 1e-12), np.float32)
+    return np.asarray((edges @ vectors) / np.maximum(np.asarray(edges.sum(1)) + prior, 1e-12), np.float32)
 
 
 def drawing_weights(sides: Mapping[str, Graph], sampling: Sampling) -> NDArray[np.float64] | None:

@@ -15,7 +15,7 @@ from ramen.config import Encoder
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
-from ramen.training.context import _judged
+from ramen.training.context import PRIOR, _judged
 
 from training_recipe import changed, train
 
@@ -98,8 +98,11 @@ def test_training_documents_tell_what_a_label_is_about_too(
     model = tmp_path / "out" / "model"
     encoder = load_encoder(model, Encoder(precision="fp32"))
     alone = encode_labels(encoder, model, [f"x{i * 37 % 101}q" for i in range(16)])
-    # a label's documents all read alike, so their mean is any of them
-    expected = alone + metrics["context/training_documents"] * encoder.encode([f"{word} {word} shop" for word in WORDS])
+    # a label's documents all read alike, so their mean is any of them; it counts the more, the more they are
+    count = np.asarray(Problem.read(coded["dataset"]).y_train.sum(0)).reshape(-1, 1)
+    assert count.min() < count.max()
+    share = metrics["context/training_documents"] * count / (count + PRIOR)
+    expected = alone + share * encoder.encode([f"{word} {word} shop" for word in WORDS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(fused_labels(model, alone), expected, atol=1e-4)
 
