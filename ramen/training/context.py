@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ramen.base.sampling import keyed_rng
 from ramen.data.dataset import Texts
 from ramen.graph.build import anchor_of
-from ramen.graph.metadata import Graph, neighbour_means
+from ramen.graph.metadata import Graph, drawing_weights, neighbour_means
 from ramen.training.session import Session
 
 Vectors = NDArray[np.float32]
@@ -83,7 +83,7 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     ignored = session.problem.filter_train[asked]
     active = session.active
     neighbours = {
-        name: _anchors(session, name, sides["labels"], asked)
+        name: _anchors(session, name, sides, asked)
         for name, sides in pruned.items()
         if wanted in ("anchors", "both") and active[name]["labels"] and sides["labels"].num_edges
     }
@@ -138,12 +138,11 @@ class _Neighbours:
         )
 
 
-def _anchors(session: Session, name: str, graph: Graph, asked: NDArray[np.int64]) -> _Neighbours:
+def _anchors(session: Session, name: str, sides: Mapping[str, Graph], asked: NDArray[np.int64]) -> _Neighbours:
     """A set's anchors, weighted as they are drawn; as test documents are no anchors, those who judge must not be."""
+    graph, drawn = sides["labels"], drawing_weights(sides, session.objective.anchor_sampling)
     used, columns = np.unique(graph.indices, return_inverse=True)
-    weights: Vectors = np.ones(len(used), np.float32)
-    if session.objective.anchor_sampling == "inverse_sqrt_degree":
-        weights = np.asarray(np.bincount(columns) ** -0.5, np.float32)
+    weights = np.ones(len(used), np.float32) if drawn is None else np.asarray(drawn[used], np.float32)
     train = session.problem.train
     texts = Texts([train.uids[i] for i in asked], [train.texts[i] for i in asked])
     found = anchor_of(texts, session.problem.anchor_sets[name].texts)
