@@ -45,13 +45,18 @@ def test_no_trace_of_a_test_document_is_left_even_two_hops_away(by: str) -> None
     edges = sp.csr_matrix(np.array([[1, 1, 0], [0, 1, 1]], np.float32))
     problem = AnchorSet(anchors, edges, sp.csr_matrix((1, 3), dtype=np.float32))
     result = build_set(
-        problem, Walk(), documents=numbered("d", 2), labels=numbered("l", 1), test=test, y_train=sp.csr_matrix((2, 1))
+        problem,
+        Walk(hops=400),
+        documents=numbered("d", 2),
+        labels=numbered("l", 1),
+        test=test,
+        y_train=sp.csr_matrix((2, 1)),
     )
     assert result.graphs["train"].csr().toarray().tolist() == [[1, 0, 0], [0, 0, 1]]
     assert result.counts["test_anchors"] == 1
     open_walk = build_set(
         problem,
-        Walk(),
+        Walk(hops=400),
         documents=numbered("d", 2),
         labels=numbered("l", 1),
         test=numbered("t", 1),
@@ -65,7 +70,7 @@ def test_a_row_is_never_its_own_anchor_not_even_by_the_walk() -> None:
     edges = sp.csr_matrix(np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]], np.float32))
     result = build_set(
         AnchorSet(anchors, edges, sp.csr_matrix((1, 3), dtype=np.float32)),
-        Walk(),
+        Walk(hops=400),
         documents=numbered("d", 3),
         labels=numbered("l", 1),
         test=numbered("t", 1),
@@ -83,7 +88,7 @@ def test_walking_keeps_every_clean_edge_and_adds_a_bounded_number(tiny_problem: 
             np.testing.assert_array_equal(walked[side].select(walked[side].original).indices, clean[side].indices)
             assert ((after - before).sum(1) <= 3).all()
             assert (walked[side].weight > 0).all() and (walked[side].weight[walked[side].original] == 1).all()
-    assert built(tiny_problem, "links", Walk(max_new=3))["train"].num_edges > clean["train"].num_edges
+    assert built(tiny_problem, "links", Walk(hops=400, max_new=3))["train"].num_edges > clean["train"].num_edges
 
 
 def test_hubs_can_be_removed_altogether(tiny_problem: Problem) -> None:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from ramen.stages import run_stage
 
 SECTIONS: dict[str, dict[str, Any]] = {
-    "encoder": {"name": "tiny", "precision": "fp32", "max_length": 16},
+    "encoder": {"name": "tiny", "precision": "fp32", "max_length": 16, "dropout": -1},  # its draws are resumed too
     "objective": {},
     "training": {
         "batch_size": 16,
