@@ -83,10 +83,17 @@ def run_ingest(folder: Path, labels: int) -> None:
 
 
 def run_graph(folder: Path, labels: int) -> None:
-    """Stage `build-graph`, with its default walk."""
+    """Stage `build-graph`, with the published walk."""
+    from ramen.config import resolve
     from ramen.stages import run_stage
 
-    run_stage("build-graph", sections={}, inputs={"dataset": folder / "dataset"}, outputs={"graph": folder / "graph"})
+    sections = resolve(preset="paper").sections(["walk"])
+    run_stage(
+        "build-graph",
+        sections=sections,
+        inputs={"dataset": folder / "dataset"},
+        outputs={"graph": folder / "graph"},
+    )
 
 
 def run_tokens(folder: Path, labels: int) -> None:
