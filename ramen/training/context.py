@@ -34,7 +34,7 @@ Vectors = NDArray[np.float32]
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares that are tried for an anchor set, beside 0."""
-DOCUMENT_SHARES = (0.5, 1.0, 2.0, 4.0, 8.0)
+DOCUMENT_SHARES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Shares that are tried for the training documents, beside 0: of a label with very many."""
 PRIOR = 64.0
 """Training documents of a label for which half of the share counts."""
