@@ -21,7 +21,7 @@ from ramen.stages import STAGES
 EXAMPLES = """\b
 Examples:
   ramen run --preset demo                      the whole pipeline, beside its base
-  ramen run --preset xc --set data.path=DIR     your own data, all of it
+  ramen run --preset xc --set data.path=DIR    your own data, all of it
   ramen ingest --source xc --path DIR          one stage, reading params.yaml
   ramen query "command line mail client" -k 5  ask the published index
   ramen compare                                runs side by side

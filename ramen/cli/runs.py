@@ -47,8 +47,7 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
     Examples:
       ramen run --preset demo
       ramen run --preset debian --set training.epochs=20 --no-base
-      ramen run --preset xc --set data.path=DIR
-      ramen run --set data.source=xc --set data.path=DIR --out DIR2
+      ramen run --preset xc --set data.path=DIR --out DIR2
     """
     from ramen.data import sources
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ramen.config import Walk
 from ramen.data.dataset import AnchorSet, Texts
-from ramen.graph.metadata import Graph
+from ramen.graph.metadata import Graph, degree
 from ramen.graph.walk import enrich, walk
 
 
@@ -95,12 +95,6 @@ def anchor_of(items: Texts, anchors: Texts) -> NDArray[np.int64]:
     by_text = {text: i for i, text in enumerate(anchors.texts)}
     found = (by_uid.get(uid, by_text.get(text, -1)) for uid, text in zip(items.uids, items.texts, strict=True))
     return np.fromiter(found, np.int64, len(items))
-
-
-def degree(sides: dict[str, sp.csr_matrix]) -> NDArray[np.int64]:
-    """Edges per anchor over both sides, int64 [M]."""
-    per_side = np.array([np.bincount(m.indices, minlength=m.shape[1]) for m in sides.values()], np.int64)
-    return np.asarray(per_side.sum(0), np.int64)
 
 
 def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], own: NDArray[np.int64]) -> sp.csr_matrix:

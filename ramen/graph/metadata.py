@@ -84,6 +84,12 @@ def neighbour_means(edges: sp.csr_matrix, vectors: NDArray[np.float32], prior: f
     return np.asarray((edges @ vectors) / np.maximum(np.asarray(edges.sum(1)) + prior, 1e-12), np.float32)
 
 
+def degree(sides: Mapping[str, Graph | sp.csr_matrix]) -> NDArray[np.int64]:
+    """Edges per anchor over both sides, int64 [M]."""
+    per_side = np.array([np.bincount(side.indices, minlength=side.shape[1]) for side in sides.values()], np.int64)
+    return np.asarray(per_side.sum(0), np.int64)
+
+
 def drawing_weights(sides: Mapping[str, Graph], sampling: Sampling) -> NDArray[np.float64] | None:
     """Weights by which a set's anchors are drawn: float64 [M], None for uniform."""
     return None if sampling == "uniform" else inverse_sqrt_degree(sides)
@@ -91,9 +97,7 @@ def drawing_weights(sides: Mapping[str, Graph], sampling: Sampling) -> NDArray[n
 
 def inverse_sqrt_degree(sides: Mapping[str, Graph]) -> NDArray[np.float64]:
     """1 / sqrt(edges on both sides) of each of a set's anchors, float64 [M]: what all share says little."""
-    anchors = next(iter(sides.values())).shape[1]
-    degree = sum(np.bincount(graph.indices, minlength=anchors) for graph in sides.values())
-    return np.asarray(1.0 / np.sqrt(np.maximum(degree, 1)), np.float64)
+    return np.asarray(1.0 / np.sqrt(np.maximum(degree(sides), 1)), np.float64)
 
 
 Graphs = Mapping[str, Mapping[str, Graph]]

@@ -118,7 +118,7 @@ class _Neighbours:
         weights: float32 [n].
         hidden: bool [E], edges that a held-out document must not see while it judges.
         shares: that are tried.
-        prior: neighbours whose sum of weights this is turn the mean half towards 0; 0 = the mean as it is.
+        prior: the mean of neighbours that weigh as much in all is halved; 0 = the mean as it is.
     """
 
     indptr: NDArray[np.int64]
@@ -162,8 +162,8 @@ def _documents(session: Session, held_out: NDArray[np.int64]) -> _Neighbours:
         vectors,
         np.ones(len(vectors), np.float32),
         hidden,
-        DOCUMENT_SHARES,
-        PRIOR,
+        shares=DOCUMENT_SHARES,
+        prior=PRIOR,
     )
 
 

@@ -103,9 +103,8 @@ class Session:
     def _used(self, path: Path) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
         graphs, share = read_graphs(path), self.objective.graph_negatives
-        negatives = None
+        named, negatives = self._chosen(graphs, "negative_sets"), None
         if share and self.settings.base.random_labels:
-            named = self._chosen(graphs, "negative_sets")
             negatives = GraphNegatives(named, self.objective.anchor_sampling, share)
         return self._chosen(graphs, "anchor_sets"), negatives
 
@@ -115,9 +114,8 @@ class Session:
         """The graphs of the anchor sets that a knob asks for; others are neither sampled nor pruned nor embedded."""
         wanted = getattr(self.objective, knob)
         if unknown := sorted(set(wanted) - set(graphs)):
-            raise ConfigError(
-                f"objective.{knob}: {unknown[0]!r} is no anchor set of the dataset; there are {', '.join(graphs)}"
-            )
+            there = ", ".join(graphs) or "none"
+            raise ConfigError(f"objective.{knob}: {unknown[0]!r} is no anchor set of the dataset; there are {there}")
         return {name: sides for name, sides in graphs.items() if not wanted or name in wanted}
 
     def _told(self, documents: NDArray[np.int64]) -> BaseProblem:
