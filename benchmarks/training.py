@@ -57,6 +57,7 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
             config.bandit,
             config.base,
             config.training,
+            config.guidance,
         ),
         NullTracker(),
     )

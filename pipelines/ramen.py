@@ -67,6 +67,7 @@ def build(settings: Config, versions: Mapping[str, str], *, retry: bool = True) 
         bandit: dict = values["bandit"],  # type: ignore[type-arg]
         base: dict = values["base"],  # type: ignore[type-arg]
         training: dict = values["training"],  # type: ignore[type-arg]
+        guidance: dict = values["guidance"],  # type: ignore[type-arg]
         pruning: dict = values["pruning"],  # type: ignore[type-arg]
         classifier: dict = values["classifier"],  # type: ignore[type-arg]
         scoring: dict = values["scoring"],  # type: ignore[type-arg]
@@ -77,12 +78,12 @@ def build(settings: Config, versions: Mapping[str, str], *, retry: bool = True) 
         built = build_graph(walk=walk, version=versions["build-graph"], dataset=dataset)
         graph = built.outputs["graph"]
         warm = warmup(
-            encoder=encoder, objective=objective, bandit=bandit, base=base, training=training,
+            encoder=encoder, objective=objective, bandit=bandit, base=base, training=training, guidance=guidance,
             version=versions["warmup"], dataset=dataset, graph=graph,
         )  # fmt: skip
         trained = prune_retrain(
-            encoder=encoder, objective=objective, bandit=bandit, base=base, training=training, pruning=pruning,
-            classifier=classifier, version=versions["prune-retrain"], dataset=dataset, graph=graph,
+            encoder=encoder, objective=objective, bandit=bandit, base=base, training=training, guidance=guidance,
+            pruning=pruning, classifier=classifier, version=versions["prune-retrain"], dataset=dataset, graph=graph,
             warm_model=warm.outputs["warm_model"],
         )  # fmt: skip
         model = trained.outputs["model"]

@@ -273,6 +273,26 @@ class Training(Section):
         return self
 
 
+class Guidance(Section):
+    """An oracle that reads metadata as text guides the encoder (MOGIC)."""
+
+    enabled: bool = knob(
+        False,
+        "before the warm-up, train an oracle: the same base algorithm without graphs, on texts followed by those of "
+        "their anchors. Its vectors then guide the encoder; it never serves",
+    )
+    anchor_sets: list[str] = knob([], "the oracle reads these anchor sets only; empty = all")
+    max_length: int = knob(64, "tokens that the oracle reads of a text and its anchors; published: 128", ge=8, le=8192)
+    epochs: int = knob(8, "epochs of the oracle; published: 300", ge=1)
+    align_documents: float = knob(1.0, "weight: the oracle's documents rank the encoder's labels", "M-blog", ge=0)
+    align_labels: float = knob(1.0, "weight: the encoder's documents rank the oracle's labels", "M-blog", ge=0)
+    match_documents: float = knob(0.1, "weight: distance of documents to the oracle's", "M-blog", ge=0)
+    match_labels: float = knob(0.1, "weight: distance of labels to the oracle's", "M-blog", ge=0)
+    distance: Literal["l2", "mse"] = knob(
+        "l2", "l2 = mean norm of the difference; mse = mean of its squared elements, as released", "MOGIC, xcai"
+    )
+
+
 class Pruning(Section):
     """Prune-and-retrain rounds."""
 
@@ -373,6 +393,7 @@ SECTIONS: dict[str, type[Section]] = {
     "bandit": Bandit,
     "base": Base,
     "training": Training,
+    "guidance": Guidance,
     "pruning": Pruning,
     "classifier": Classifier,
     "scoring": Scoring,
@@ -390,6 +411,7 @@ class Config(Section):
     bandit: Bandit = Bandit()
     base: Base = Base()
     training: Training = Training()
+    guidance: Guidance = Guidance()
     pruning: Pruning = Pruning()
     classifier: Classifier = Classifier()
     scoring: Scoring = Scoring()

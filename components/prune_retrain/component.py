@@ -12,6 +12,7 @@ def prune_retrain(
     bandit: dict,
     base: dict,
     training: dict,
+    guidance: dict,
     pruning: dict,
     classifier: dict,
     version: str,
@@ -30,6 +31,7 @@ def prune_retrain(
         bandit: configuration section `bandit`.
         base: configuration section `base`.
         training: configuration section `training`.
+        guidance: configuration section `guidance`.
         pruning: configuration section `pruning`.
         classifier: configuration section `classifier`.
         version: what the cached result depends on beside its inputs: the code.
@@ -48,6 +50,7 @@ def prune_retrain(
         "bandit": bandit,
         "base": base,
         "training": training,
+        "guidance": guidance,
         "pruning": pruning,
         "classifier": classifier,
     }

@@ -12,6 +12,7 @@ def warmup(
     bandit: dict,
     base: dict,
     training: dict,
+    guidance: dict,
     version: str,
     dataset: dsl.Input[dsl.Dataset],
     graph: dsl.Input[dsl.Artifact],
@@ -26,6 +27,7 @@ def warmup(
         bandit: configuration section `bandit`.
         base: configuration section `base`.
         training: configuration section `training`.
+        guidance: configuration section `guidance`.
         version: what the cached result depends on beside its inputs: the code.
         dataset: the dataset.
         graph: the metadata graphs, cleaned and walked.
@@ -34,6 +36,13 @@ def warmup(
     """
     from components.step import run_step
 
-    sections = {"encoder": encoder, "objective": objective, "bandit": bandit, "base": base, "training": training}
+    sections = {
+        "encoder": encoder,
+        "objective": objective,
+        "bandit": bandit,
+        "base": base,
+        "training": training,
+        "guidance": guidance,
+    }
     artifacts = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
     run_step("warmup", sections, artifacts, scalars)

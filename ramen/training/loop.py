@@ -23,6 +23,7 @@ from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import Interrupted, RamenError
 from ramen.objective.bandit import Bandit
+from ramen.objective.guidance import TERMS, Guidance
 from ramen.objective.regulariser import Links, regulariser, total
 from ramen.objective.triplet import Triplet
 from ramen.tracking import Tracker
@@ -54,7 +55,7 @@ class Trainer:
         base: the task loss.
         triplet: the regularisers' loss.
         symmetric: regularise in both directions.
-        weights: λ by term name: "task", "<set>.document", "<set>.label".
+        weights: λ by term name: "task", "<set>.document", "<set>.label", and those of an oracle (`guidance.TERMS`).
         lr: peak learning rate.
         schedule: global step -> share of the peak.
         clip_norm: gradients are clipped to this norm; 0 = off.
@@ -63,6 +64,7 @@ class Trainer:
         step_encoder: texts to vectors and the gradient back.
         uids: of the documents, to name them in errors.
         embed: shows the base algorithm the current vectors when it clusters or mines.
+        guidance: what an oracle adds to the loss; None without one.
         tuner: moves the regularisers' weights, or None.
         heldout: loss on held-out documents, for a tuner that is judged by it.
         position: counters and history.
@@ -88,6 +90,7 @@ class Trainer:
     step_encoder: StepEncoder
     uids: Sequence[str]
     embed: Embed
+    guidance: Guidance | None = None
     tuner: Bandit | None = None
     heldout: Callable[[], float] = lambda: 0.0
     position: Position = field(default_factory=Position)
@@ -222,6 +225,8 @@ class Trainer:
         with torch.no_grad():
             best_B = scores_BL.masked_fill(mask_BL, -2.0).amax(1)
             accuracy = (scores_BL.gather(1, positive_B[:, None])[:, 0] > best_B).float().mean()
+        if self.guidance is not None:
+            terms |= self.guidance(step.documents, step.labels, x_BD, ranked_LD, positive_B, mask_BL)
         for name, batch in step.anchors.items():
             a_AD = vectors_of[f"anchors/{name}"]
             for side, rows, links in (("document", x_BD, batch.document), ("label", z_LD, batch.label)):
@@ -253,7 +258,8 @@ class Trainer:
 
     def _facts(self, loss: float) -> str:
         """What a progress line says about a step: loss, the graphs' λ, memory."""
-        graphs = sorted({weight for name, weight in self.weights.items() if name != TASK and weight > 0})
+        others = (TASK, *TERMS)
+        graphs = sorted({weight for name, weight in self.weights.items() if name not in others and weight > 0})
         ends = [f"{weight:.3g}" for weight in (*graphs[:1], *graphs[1:][-1:])]
         spread = f" lambda {'..'.join(ends)}" if ends else ""
         return f"loss {loss:.4f}{spread} memory {memory_gib(self.encoder.device):.1f} GiB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,6 +30,7 @@ from ramen.encoder.tokens import TextTable
 from ramen.errors import ConfigError
 from ramen.graph.metadata import Graph, read_graphs
 from ramen.objective.bandit import Bandit
+from ramen.objective.guidance import TERMS, Guidance, Oracle
 from ramen.objective.triplet import Triplet
 from ramen.stopping import on_stop
 from ramen.tracking import Tracker
@@ -65,6 +66,7 @@ class Settings:
     bandit: config.Bandit
     base: Base
     training: Training
+    guidance: config.Guidance
 
     def sections(self) -> dict[str, Section]:
         """By name, as `config.SECTIONS` names them."""
@@ -72,7 +74,18 @@ class Settings:
 
 
 class Session:
-    """Everything one training stage holds: data, trainer, validation, checkpoints."""
+    """Everything one training stage holds: data, trainer, validation, checkpoints.
+
+    Args:
+        dataset, graph: what is trained on.
+        draft: where the model goes, with the work directory for checkpoints.
+        source: model that training starts from.
+        settings: sections.
+        track: receives metrics.
+        processes: that train together; None = this one alone.
+        problem: in the place of the dataset's, of the same documents and labels (an oracle reads other texts).
+        oracle: whose vectors guide the encoder, or None.
+    """
 
     def __init__(
         self,
@@ -83,12 +96,15 @@ class Session:
         settings: Settings,
         track: Tracker,
         processes: Processes | None = None,
+        problem: Problem | None = None,
+        oracle: Oracle | None = None,
     ) -> None:
         self.processes = processes or Processes()
         self.settings, self.track = settings, track
         self.training, self.objective = settings.training, settings.objective
         torch.manual_seed(self.training.seed)
-        self.problem = Problem.read(dataset.path)
+        self.problem = problem or Problem.read(dataset.path)
+        self.oracle = oracle
         self.graphs, self.graph_negatives = self._used(graph.path) if self.objective.graphs else ({}, None)
         self.encoder = load_encoder(source, settings.encoder)
         self.texts = text_table(self.encoder, self.problem)
@@ -112,11 +128,7 @@ class Session:
         self, graphs: dict[str, dict[str, Graph]], knob: Literal["anchor_sets", "negative_sets"]
     ) -> dict[str, dict[str, Graph]]:
         """The graphs of the anchor sets that a knob asks for; others are neither sampled nor pruned nor embedded."""
-        wanted = getattr(self.objective, knob)
-        if unknown := sorted(set(wanted) - set(graphs)):
-            there = ", ".join(graphs) or "none"
-            raise ConfigError(f"objective.{knob}: {unknown[0]!r} is no anchor set of the dataset; there are {there}")
-        return {name: sides for name, sides in graphs.items() if not wanted or name in wanted}
+        return chosen_sets(graphs, getattr(self.objective, knob), f"objective.{knob}")
 
     def _told(self, documents: NDArray[np.int64]) -> BaseProblem:
         """What the base algorithm is told of some of the training documents."""
@@ -154,7 +166,9 @@ class Session:
         self.trained = nn.ModuleDict({"encoder": self.encoder, **own})
         optimizer = make_optimizer(self.encoder, base.module, settings.lr, settings.adam_eps, settings.weight_decay)
         schedule = linear_schedule(settings.lr_warmup_steps, settings.epochs * sampler.steps_per_epoch)
+        guidance = self.settings.guidance
         weights = {TASK: objective.lambda_task}
+        weights |= {name: getattr(guidance, name) for name in TERMS} if self.oracle is not None else {}
         for name in self.graphs:
             weights |= {f"{name}.document": objective.weight(name, "document")}
             weights |= {f"{name}.label": objective.weight(name, "label")}
@@ -175,7 +189,8 @@ class Session:
             StepEncoder(self.encoder, self.texts.store, self.processes, settings.gradient_caching),
             self.problem.train.uids,
             self.embed_role,
-            tuner=self._tuner(weights),
+            guidance=None if self.oracle is None else Guidance(self.oracle, triplet, guidance.distance, weights),
+            tuner=self._tuner({name: weight for name, weight in weights.items() if name not in TERMS}),
             heldout=self._heldout(held_out, base),
             stop=lambda: self.processes.any(self.interrupted),
             save=self.save,
@@ -367,6 +382,18 @@ class Session:
 
         with on_stop(ask):
             yield
+
+
+def chosen_sets(graphs: dict[str, dict[str, Graph]], wanted: Sequence[str], knob: str) -> dict[str, dict[str, Graph]]:
+    """The graphs of the anchor sets that a knob asks for, all if it names none.
+
+    Raises:
+        ConfigError: it names one that is not there.
+    """
+    if unknown := sorted(set(wanted) - set(graphs)):
+        there = ", ".join(graphs) or "none"
+        raise ConfigError(f"{knob}: {unknown[0]!r} is no anchor set of the dataset; there are {there}")
+    return {name: sides for name, sides in graphs.items() if not wanted or name in wanted}
 
 
 def epoch_metrics(record: Mapping[str, Any]) -> dict[str, float]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ramen.artifacts import Artifact, Draft, write_json
-from ramen.config import Bandit, Base, Classifier, Encoder, Objective, Pruning, Training
+from ramen.config import Bandit, Base, Classifier, Encoder, Guidance, Objective, Pruning, Training
 from ramen.encoder.labels import with_context, write_classifier, write_context
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
 from ramen.training.classifier import classify
 from ramen.training.context import label_context
 from ramen.training.launch import together
+from ramen.training.oracle import read_oracle, train_oracle, write_oracle
 from ramen.training.rounds import Rounds
 from ramen.training.session import Session, Settings
 
@@ -24,18 +25,24 @@ def warmup(
     bandit: Bandit,
     base: Base,
     training: Training,
+    guidance: Guidance,
     track: Tracker,
 ) -> dict[str, float]:
-    """Train on the unpruned graphs for `training.warmup_epochs` epochs."""
+    """Train the oracle if one is to guide, then on the unpruned graphs for `training.warmup_epochs` epochs."""
     inputs = {"dataset": dataset, "graph": graph}
-    settings = Settings(encoder, objective, bandit, base, training)
+    settings = Settings(encoder, objective, bandit, base, training, guidance)
     with together("warmup", inputs, settings.sections(), training) as processes:
-        session = Session(dataset, graph, warm_model, encoder.name, settings, track, processes)
+        oracle, judged = None, dict[str, float]()
+        if guidance.enabled:
+            oracle, judged = train_oracle(dataset, graph, warm_model, settings, track, processes)
+        session = Session(dataset, graph, warm_model, encoder.name, settings, track, processes, oracle=oracle)
         with session.interruptible():
             session.resume()
             session.train("warmup", min(training.warmup_epochs, training.epochs))
     session.write(warm_model, to_go_on=True)
-    return session.last_metrics()
+    if oracle is not None:
+        write_oracle(warm_model.path, oracle)
+    return session.last_metrics() | judged
 
 
 def prune_retrain(
@@ -50,16 +57,18 @@ def prune_retrain(
     bandit: Bandit,
     base: Base,
     training: Training,
+    guidance: Guidance,
     pruning: Pruning,
     classifier: Classifier,
     track: Tracker,
 ) -> dict[str, float]:
     """Prune the graphs with the encoder and retrain, in rounds, to `training.epochs` or convergence."""
     inputs = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
-    settings = Settings(encoder, objective, bandit, base, training)
+    settings = Settings(encoder, objective, bandit, base, training, guidance)
     sections = {**settings.sections(), "pruning": pruning, "classifier": classifier}
     with together("prune-retrain", inputs, sections, training) as processes:
-        session = Session(dataset, graph, model, warm_model.path, settings, track, processes)
+        oracle = read_oracle(warm_model.path) if guidance.enabled else None
+        session = Session(dataset, graph, model, warm_model.path, settings, track, processes, oracle=oracle)
         session.start_from(warm_model)
         rounds = Rounds(session, pruning)
         with session.interruptible():

@@ -1,11 +1,15 @@
-"""A problem as the artifacts that stages read."""
+"""A problem as the artifacts that stages read, a matrix as a graph."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import scipy.sparse as sp
+
 from ramen.artifacts import drafts
 from ramen.data.dataset import Problem
+from ramen.graph.metadata import Graph
 from ramen.stages import run_stage
 
 
@@ -17,3 +21,15 @@ def on_disk(problem: Problem, folder: Path) -> dict[str, Path]:
     run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": places["dataset"]},
               outputs={"graph": places["graph"]})  # fmt: skip
     return places
+
+
+def as_graph(matrix: sp.csr_matrix) -> Graph:
+    """Every entry as an original edge."""
+    edges = len(matrix.indices)
+    return Graph(
+        matrix.indptr.astype(np.int64),
+        matrix.indices.astype(np.int32),
+        np.ones(edges, np.float32),
+        np.ones(edges, bool),
+        matrix.shape,
+    )

@@ -18,7 +18,7 @@ from pipelines import resources
 from ramen.artifacts import open_artifact
 from ramen.config import resolve
 from ramen.errors import ConfigError, Interrupted, RamenError
-from ramen.stages import run_stage
+from ramen.stages import STAGES, run_stage
 from ramen.tracking import NullTracker
 
 KNOBS = [
@@ -79,7 +79,7 @@ def step(tmp_path: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run_stage(
         "build-graph", sections=sections, inputs={"dataset": inputs["dataset"]}, outputs={"graph": inputs["graph"]}
     )
-    chosen = {name: sections[name] for name in ("encoder", "objective", "bandit", "base", "training")}
+    chosen = {name: sections[name] for name in STAGES["warmup"].sections}
     outputs = {"warm_model": tmp_path / "pod" / "warm_model"}
     return {
         "sections": chosen, "inputs": inputs, "outputs": outputs, "track": NullTracker(), "shared": tmp_path / "jobs",

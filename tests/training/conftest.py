@@ -1,27 +1,17 @@
-"""Artifacts `dataset` and `graph` of the tiny problem, written once per test."""
+"""Artifacts `dataset` and `graph` of the tiny problem, written once per test, and a problem planted in its graphs."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
-import numpy as np
 import pytest
-import scipy.sparse as sp
+from on_disk import as_graph
 
 from ramen.artifacts import drafts
 from ramen.data.dataset import Problem
-from ramen.graph.metadata import Graph, write_graphs
-
-
-def as_graph(matrix: sp.csr_matrix) -> Graph:
-    edges = len(matrix.indices)
-    return Graph(
-        matrix.indptr.astype(np.int64),
-        matrix.indices.astype(np.int32),
-        np.ones(edges, np.float32),
-        np.ones(edges, bool),
-        matrix.shape,
-    )
+from ramen.graph.metadata import write_graphs
 
 
 @pytest.fixture
@@ -38,3 +28,14 @@ def tiny_artifacts(tiny_problem: Problem, tmp_path: Path) -> dict[str, Path]:
             },
         )
     return places
+
+
+@pytest.fixture(scope="session")
+def planting() -> ModuleType:
+    """The benchmark, which has the planted problem."""
+    path = Path(__file__).parents[2] / "benchmarks/bandit.py"
+    spec = importlib.util.spec_from_file_location("planted_bandit", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

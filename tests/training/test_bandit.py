@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-import pytest
-
-
-@pytest.fixture(scope="module")
-def planting() -> ModuleType:
-    """The benchmark, which has the planted problem."""
-    path = Path(__file__).parents[2] / "benchmarks/bandit.py"
-    spec = importlib.util.spec_from_file_location("planted_bandit", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_it_takes_weight_from_noise_and_beats_weights_that_stay(planting: ModuleType, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ EVERYTHING = {
     "base": {"name": "dexa", "refresh_from": 1, "refresh_every": 2, "offset_heads": 2},
     "bandit": {"enabled": True, "period": 3},
     "classifier": {"epochs": 3, "batch_size": 16, "shortlist": 5},
+    "guidance": {"enabled": True, "epochs": 2},
 }
 
 
