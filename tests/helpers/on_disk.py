@@ -23,7 +23,7 @@ def on_disk(problem: Problem, folder: Path) -> dict[str, Path]:
     return places
 
 
-def as_graph(matrix: sp.csr_matrix) -> Graph:
+def graph_of(matrix: sp.csr_matrix) -> Graph:
     """Every entry as an original edge."""
     edges = len(matrix.indices)
     return Graph(
@@ -33,3 +33,11 @@ def as_graph(matrix: sp.csr_matrix) -> Graph:
         np.ones(edges, bool),
         matrix.shape,
     )
+
+
+def graphs_of(problem: Problem) -> dict[str, dict[str, Graph]]:
+    """The edges of all anchor sets as they are."""
+    return {
+        name: {"train": graph_of(anchors.train), "labels": graph_of(anchors.labels)}
+        for name, anchors in problem.anchor_sets.items()
+    }

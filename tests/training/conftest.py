@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from on_disk import as_graph
+from on_disk import graphs_of
 
 from ramen.artifacts import drafts
 from ramen.data.dataset import Problem
@@ -20,13 +20,7 @@ def tiny_artifacts(tiny_problem: Problem, tmp_path: Path) -> dict[str, Path]:
     places = {name: tmp_path / name for name in ("dataset", "graph")}
     with drafts(places, sections={}, inputs={}, work=tmp_path / "work") as made:
         tiny_problem.write(made["dataset"].path)
-        write_graphs(
-            made["graph"].path,
-            {
-                name: {"train": as_graph(anchors.train), "labels": as_graph(anchors.labels)}
-                for name, anchors in tiny_problem.anchor_sets.items()
-            },
-        )
+        write_graphs(made["graph"].path, graphs_of(tiny_problem))
     return places
 
 

@@ -5,27 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from on_disk import graph_of, graphs_of
 
 from ramen.base import make_base
 from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, within_budget
 from ramen.config import Base
 from ramen.data.dataset import Problem
-from ramen.graph.metadata import Graph
 from ramen.objective.triplet import Triplet
 from ramen.training.batches import StepSampler
 from ramen.training.negatives import GraphNegatives
-
-
-def graph_of(matrix: sp.csr_matrix) -> Graph:
-    edges = matrix.nnz
-    return Graph(
-        matrix.indptr.astype(np.int64),
-        matrix.indices.astype(np.int32),
-        np.ones(edges, np.float32),
-        np.ones(edges, bool),
-        matrix.shape,
-    )
 
 
 def sampler_of(
@@ -41,10 +30,6 @@ def sampler_of(
     texts = np.arange(len(problem.labels)) if texts is None else texts
     told = BaseProblem(documents, problem.y_train, problem.filter_train, texts, batch_size, seed=seed)
     return StepSampler(make_base(base or Base(), told, Triplet()), batch_size, seed, separate, **budget)  # type: ignore[arg-type]
-
-
-def graphs_of(problem: Problem) -> dict[str, dict[str, Graph]]:
-    return {n: {"train": graph_of(a.train), "labels": graph_of(a.labels)} for n, a in problem.anchor_sets.items()}
 
 
 def with_graphs(sampler: StepSampler, problem: Problem, keep: float = 1.0, sampling: str = "uniform") -> StepSampler:

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from on_disk import as_graph
+from on_disk import graphs_of
 
 from ramen.artifacts import drafts, open_artifact
 from ramen.data.dataset import AnchorSet, Problem
@@ -56,14 +56,12 @@ def test_a_document_does_not_read_its_labels_nor_a_label_its_documents(
     n, m = len(documents), len(labels)
     sets = {
         "labels": AnchorSet(labels, tiny_problem.y_train, sp.csr_matrix((m, m), dtype=np.float32)),
-        "documents": AnchorSet(documents, sp.csr_matrix((n, n), dtype=np.float32), tiny_problem.y_train.T.tocsr()),
+        "documents": AnchorSet(
+            documents, sp.csr_matrix((n, n), dtype=np.float32), sp.csr_matrix(tiny_problem.y_train.T)
+        ),
     }
     problem = replace(tiny_problem, anchor_sets=sets)
-    graphs = {
-        name: {"train": as_graph(sp.csr_matrix(s.train)), "labels": as_graph(sp.csr_matrix(s.labels))}
-        for name, s in sets.items()
-    }
-    seen = enriched(problem, graphs, "uniform", 24, 0)
+    seen = enriched(problem, graphs_of(problem), "uniform", 24, 0)
     assert seen.train.texts == documents.texts and seen.labels.texts == labels.texts
 
 
