@@ -22,10 +22,11 @@ from ramen.base.mining import shortlists
 from ramen.base.sampling import RowSampler, keyed_rng
 from ramen.config import Classifier as Settings
 from ramen.training.checkpoint import Checkpoints, Position
+from ramen.training.judging import Judges
 from ramen.training.progress import Progress
 from ramen.training.session import Session
 
-SHARES = np.linspace(0.0, 1.0, 11)
+SHARES = np.linspace(0.0, 1.0, 11, dtype=np.float32)
 """Shares of the classifier that are tried on the held-out documents."""
 WITHOUT_VALIDATION = 0.5
 """The share where nothing is held out."""
@@ -59,7 +60,7 @@ class Classifiers(nn.Module):
 
 
 def classify(
-    session: Session, settings: Settings, draft: Draft, labels_LD: NDArray[np.float32], ranked_LD: NDArray[np.float32]
+    session: Session, settings: Settings, draft: Draft, labels_LD: NDArray[np.float32], unseen_LD: NDArray[np.float32]
 ) -> Classified | None:
     """Train classifiers if the base algorithm has a second stage; None if it has not, or it is switched off.
 
@@ -70,7 +71,7 @@ def classify(
         settings: section `classifier`.
         draft: the model; its work directory holds the checkpoints.
         labels_LD: float32 [L, D] labels' vectors, from which classifiers start.
-        ranked_LD: float32 [L, D] the vectors with which they are fused.
+        unseen_LD: float32 [L, D] the vectors with which they are fused, as they are without the held-out documents.
 
     Raises:
         Interrupted: asked to stop; a checkpoint was saved.
@@ -118,7 +119,7 @@ def classify(
         if stopping:
             session.trainer.stop_if_asked()
     weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).numpy()
-    share, metrics = _fuse(session, documents_ND, ranked_LD, weight)
+    share, metrics = _fuse(session, documents_ND, unseen_LD, weight)
     metrics |= {"classifier/loss": position.sums.get("loss", 0.0), "classifier/share": share}
     print(f"classifier share {share:.1f} of the fused score", file=sys.stderr, flush=True)
     return Classified(weight, share, metrics)
@@ -134,14 +135,19 @@ def _hinges(scores_BK: Tensor, positives: int, valid_BN: Tensor, margin: float) 
 def _fuse(
     session: Session, documents_ND: NDArray[np.float32], labels_LD: NDArray[np.float32], weight: NDArray[np.float32]
 ) -> tuple[float, dict[str, float]]:
-    """The share with the best held-out P@1 (the smallest among equals), and the P@1 of either side and of both."""
+    """The share with the best discounted gain on held-out documents, and the P@1 of either side and of both."""
     held_out = session.validation
     if not len(held_out.documents):
         return WITHOUT_VALIDATION, {}
+
+    def fused(plain: NDArray[np.float32], moved: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+        return np.asarray((1 - share) * plain + share * moved)
+
+    gain, _ = Judges.of(session).ask(labels_LD, weight, fused, SHARES)
+    share = float(SHARES[gain.mean(1).argmax()])
     rows = documents_ND[held_out.documents]
-    scores = [
-        held_out.p_at_1(rows, np.asarray((1 - share) * labels_LD + share * weight, np.float32)) for share in SHARES
-    ]
-    best = int(np.argmax(scores))
-    found = {"encoder/val_p_at_1": scores[0], "classifier/val_p_at_1": scores[-1], "fused/val_p_at_1": scores[best]}
-    return float(SHARES[best]), found
+    found = {
+        f"{name}/val_p_at_1": held_out.p_at_1(rows, np.asarray(fused(labels_LD, weight, each), np.float32))
+        for name, each in (("encoder", 0.0), ("classifier", 1.0), ("fused", share))
+    }
+    return share, found

@@ -10,7 +10,7 @@ fixed temperature that alone looks like a gain.) The training documents are a se
 label with n of them the mean counts n / (n + PRIOR): one document says little about the next, and the text is the
 prior (docs/experiments.md: against the plain mean it keeps the recall and costs the first ranks and the tail nothing).
 
-Letters: V held-out documents, L labels, M anchors of a set, D width.
+Letters: L labels, M anchors of a set, D width.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.base.sampling import keyed_rng
 from ramen.data.dataset import Texts
 from ramen.graph.build import anchor_of
 from ramen.graph.metadata import Graph, drawing_weights, neighbour_means
+from ramen.training.judging import Judges
 from ramen.training.session import Session
 
 Vectors = NDArray[np.float32]
@@ -40,10 +40,6 @@ PRIOR = 64.0
 """Training documents of a label for which half of the share counts."""
 SWEEPS = 2
 """Times that every set's share is chosen anew, given the others'."""
-DOCUMENTS = 2000
-"""Held-out documents asked at most."""
-CHUNK = 1 << 25
-"""Scores held at a time (128 MB)."""
 DOCUMENTS_SET = "training_documents"
 """Name of the training documents among the sets."""
 CERTAIN = 2.0
@@ -52,9 +48,17 @@ CERTAIN = 2.0
 
 @dataclass(frozen=True)
 class Context:
-    """What is added to the labels' vectors: float32 [L, D], and the share of each set in it."""
+    """What is added to the labels' vectors.
+
+    Attributes:
+        vectors: float32 [L, D].
+        unseen: float32 [L, D], the same without the held-out documents, which else find themselves in it: for all that
+            is judged by them.
+        shares: of each set.
+    """
 
     vectors: Vectors
+    unseen: Vectors
     shares: dict[str, float]
 
 
@@ -75,15 +79,10 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     held_out, wanted = session.validation.documents, session.objective.label_context
     if wanted == "none" or not len(held_out):
         return None
-    rng = keyed_rng(session.training.seed, "context")
-    asked = np.sort(rng.permutation(held_out)[:DOCUMENTS])
-    y = session.problem.y_train[asked]
-    asked, y = asked[np.diff(y.indptr) > 0], y[np.diff(y.indptr) > 0]
-    documents = session.embed(session.texts.roles["documents"][asked])
-    ignored = session.problem.filter_train[asked]
+    judges = Judges.of(session)
     active = session.active
     neighbours = {
-        name: _anchors(session, name, sides, asked)
+        name: _anchors(session, name, sides, held_out)
         for name, sides in pruned.items()
         if wanted in ("anchors", "both") and active[name]["labels"] and sides["labels"].num_edges
     }
@@ -95,7 +94,7 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
         for name, mean in means.items():
             others = labels + _total(means, {**shares, name: 0.0})
             tried = (0.0, *neighbours[name].shares)
-            gain, log_rank = _judged(documents, others, mean, tried, y, ignored)
+            gain, log_rank = _judged(judges, others, mean, tried)
             best = int(gain.mean(1).argmax())
             fall = log_rank[0] - log_rank[best]
             sure = fall.mean() > CERTAIN * fall.std() / np.sqrt(max(len(fall), 1))
@@ -104,7 +103,9 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     print(f"label context: shares {said}", file=sys.stderr, flush=True)
     if not any(shares.values()):
         return None
-    return Context(_total({name: each.means() for name, each in neighbours.items() if shares[name]}, shares), shares)
+    used = {name: each for name, each in neighbours.items() if shares[name]}
+    whole = _total({name: each.means() for name, each in used.items()}, shares)
+    return Context(whole, _total({name: means[name] for name in used}, shares), shares)
 
 
 @dataclass(frozen=True)
@@ -138,13 +139,13 @@ class _Neighbours:
         )
 
 
-def _anchors(session: Session, name: str, sides: Mapping[str, Graph], asked: NDArray[np.int64]) -> _Neighbours:
+def _anchors(session: Session, name: str, sides: Mapping[str, Graph], held_out: NDArray[np.int64]) -> _Neighbours:
     """A set's anchors, weighted as they are drawn; as test documents are no anchors, those who judge must not be."""
     graph, drawn = sides["labels"], drawing_weights(sides, session.objective.anchor_sampling)
     used, columns = np.unique(graph.indices, return_inverse=True)
     weights = np.ones(len(used), np.float32) if drawn is None else np.asarray(drawn[used], np.float32)
     train = session.problem.train
-    texts = Texts([train.uids[i] for i in asked], [train.texts[i] for i in asked])
+    texts = Texts([train.uids[i] for i in held_out], [train.texts[i] for i in held_out])
     found = anchor_of(texts, session.problem.anchor_sets[name].texts)
     hidden = np.isin(graph.indices, found[found >= 0])
     vectors = session.embed(session.texts.roles[f"anchors/{name}"][used])
@@ -173,37 +174,13 @@ def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors
 
 
 def _judged(
-    documents: Vectors,
-    labels: Vectors,
-    mean: Vectors,
-    shares: tuple[float, ...],
-    y: sp.csr_matrix,
-    ignored: sp.csr_matrix,
+    judges: Judges, labels: Vectors, mean: Vectors, shares: tuple[float, ...]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Means of 1 / log2(1 + rank) and of log2(rank) over each document's labels, for each share: float64 [shares, V].
-
-    A label's rank is that among the wrong ones.
-
-    The vectors are `normalise(labels + share * mean)`; scores are linear in the share before the norm, so two products
-    serve all shares.
-    """
+    """`Judges.ask` about `normalise(labels + share * mean)`, whose scores are linear in the share before the norm."""
     cross, square, own = ((a * b).sum(1) for a, b in ((labels, mean), (mean, mean), (labels, labels)))
-    norms = [np.sqrt(np.maximum(own + 2 * s * cross + s * s * square, 1e-12)) for s in shares]
-    gain, log_rank = np.zeros((2, len(shares), len(documents)))
-    step = max(1, CHUNK // len(labels))
-    for start in range(0, len(documents), step):
-        part = slice(start, start + step)
-        plain, moved = documents[part] @ labels.T, documents[part] @ mean.T
-        left = ignored[part].tocoo()
-        for number, (share, norm) in enumerate(zip(shares, norms, strict=True)):
-            scores = (plain + share * moved) / norm
-            scores[left.row, left.col] = -np.inf
-            for row, found in enumerate(scores):
-                document = start + row
-                true = y.indices[y.indptr[document] : y.indptr[document + 1]]
-                theirs = found[true]
-                found[true] = -np.inf
-                above = (found > theirs[:, None]).sum(1)
-                gain[number, document] = (1.0 / np.log2(2.0 + above)).mean()
-                log_rank[number, document] = np.log2(1.0 + above).mean()
-    return gain, log_rank
+
+    def combine(plain: Vectors, moved: Vectors, share: float) -> Vectors:
+        norm = np.sqrt(np.maximum(own + 2 * share * cross + share * share * square, 1e-12))
+        return np.asarray((plain + share * moved) / norm)
+
+    return judges.ask(labels, mean, combine, np.asarray(shares, np.float32))

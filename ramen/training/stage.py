@@ -77,8 +77,8 @@ def prune_retrain(
             session.save()  # what follows is short, and done again after a stop
             labels = session.embed_role("labels")
             context = label_context(session, rounds.pruned, labels)
-            ranked = labels if context is None else with_context(labels, context.vectors)
-            classified = classify(session, classifier, model, labels, ranked)
+            unseen = labels if context is None else with_context(labels, context.unseen)
+            classified = classify(session, classifier, model, labels, unseen)
     session.write(model, to_go_on=False)
     if context is not None:
         write_context(model.path, context.vectors)

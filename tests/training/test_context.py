@@ -16,6 +16,8 @@ from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.training.context import PRIOR, _judged
+from ramen.training.judging import Judges
+from ramen.training.session import Session
 
 from training_recipe import changed, train
 
@@ -107,12 +109,36 @@ def test_training_documents_tell_what_a_label_is_about_too(
     np.testing.assert_allclose(fused_labels(model, alone), expected, atol=1e-4)
 
 
+def test_what_judges_a_classifier_is_not_in_the_labels_it_judges(
+    coded: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def classify(session: Session, *rest: np.ndarray) -> None:
+        seen.append((session.validation.documents, rest[-1]))
+
+    monkeypatch.setattr("ramen.training.stage.classify", classify)
+    sections = RECIPE | {"objective": {"label_context": "documents", "graphs": False}}
+    metrics = train(coded, tmp_path / "out", sections)
+    ((held_out, unseen),) = seen
+    model = tmp_path / "out" / "model"
+    encoder = load_encoder(model, Encoder(precision="fp32"))
+    y = Problem.read(coded["dataset"]).y_train
+    count = np.asarray(y.sum(0) - y[held_out].sum(0)).reshape(-1, 1)
+    share = metrics["context/training_documents"] * count / (count + PRIOR)
+    expected = encode_labels(encoder, model, [f"x{i * 37 % 101}q" for i in range(16)])
+    expected = expected + share * encoder.encode([f"{word} {word} shop" for word in WORDS])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert share.min() > 0
+    np.testing.assert_allclose(unseen, expected, atol=1e-4)
+
+
 def test_gains_are_scipys_among_the_wrong_labels() -> None:
     rng = np.random.default_rng(1)
     documents, labels, mean = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, 12, 12))
     y = sp.csr_matrix(np.eye(5, 12, dtype=np.float32) + np.eye(5, 12, k=3, dtype=np.float32))
     ignored = sp.csr_matrix(np.eye(5, 12, k=1, dtype=np.float32))
-    gain, log_rank = _judged(documents, labels, mean, (0.0, 0.5), y, ignored)
+    gain, log_rank = _judged(Judges(np.arange(5), documents, y, ignored), labels, mean, (0.0, 0.5))
     for number, share in enumerate((0.0, 0.5)):
         vectors = labels + share * mean
         scores = documents @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T
@@ -133,6 +159,7 @@ def test_a_mean_that_only_flattens_the_scores_gains_nothing() -> None:
     x, z = both.copy(), both.copy()
     x[:, :4], z[:, :4] = documents, labels
     y = sp.identity(40, np.float32, "csr")
-    gain, log_rank = _judged(x, z, common, (0.0, 1.0), y, sp.csr_matrix((40, 40), dtype=np.float32))
+    judges = Judges(np.arange(40), x, y, sp.csr_matrix((40, 40), dtype=np.float32))
+    gain, log_rank = _judged(judges, z, common, (0.0, 1.0))
     np.testing.assert_allclose(gain[0], gain[1])
     np.testing.assert_allclose(log_rank[0], log_rank[1])
