@@ -82,8 +82,8 @@ def test_killed_at_random_again_and_again_it_ends_bit_identical(
     )
     for name in ("warm_model", "model", "pruned_graph"):
         assert open_artifact(out / name, name).digest == open_artifact(tmp_path / "whole" / name, name).digest
-    # at most what a kill left between the renaming of an output and the clearing away
-    assert len(list((tmp_path / "killed-work").iterdir())) <= 1
+    # at most what a kill left between the renaming of an output and the clearing away: a folder, its lock, or both
+    assert len({path.name.removesuffix(".lock") for path in (tmp_path / "killed-work").iterdir()}) <= 1
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 6])
