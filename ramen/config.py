@@ -273,6 +273,10 @@ class Training(Section):
         return self
 
 
+Distance = Literal["l2", "mse"]
+"""How far the encoder's vectors are from an oracle's."""
+
+
 class Guidance(Section):
     """An oracle that reads metadata as text guides the encoder (MOGIC)."""
 
@@ -288,7 +292,7 @@ class Guidance(Section):
     align_labels: float = knob(1.0, "weight: the encoder's documents rank the oracle's labels", "M-blog", ge=0)
     match_documents: float = knob(0.1, "weight: distance of documents to the oracle's", "M-blog", ge=0)
     match_labels: float = knob(0.1, "weight: distance of labels to the oracle's", "M-blog", ge=0)
-    distance: Literal["l2", "mse"] = knob(
+    distance: Distance = knob(
         "l2", "l2 = mean norm of the difference; mse = mean of its squared elements, as released", "MOGIC, xcai"
     )
 

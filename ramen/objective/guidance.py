@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ramen.config import Distance
 from ramen.objective.triplet import Triplet
-
-Distance = Literal["l2", "mse"]
 
 ALIGN_DOCUMENTS, ALIGN_LABELS = "align_documents", "align_labels"
 MATCH_DOCUMENTS, MATCH_LABELS = "match_documents", "match_labels"

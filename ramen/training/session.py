@@ -118,17 +118,12 @@ class Session:
 
     def _used(self, path: Path) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
-        graphs, share = read_graphs(path), self.objective.graph_negatives
-        named, negatives = self._chosen(graphs, "negative_sets"), None
-        if share and self.settings.base.random_labels:
-            negatives = GraphNegatives(named, self.objective.anchor_sampling, share)
-        return self._chosen(graphs, "anchor_sets"), negatives
-
-    def _chosen(
-        self, graphs: dict[str, dict[str, Graph]], knob: Literal["anchor_sets", "negative_sets"]
-    ) -> dict[str, dict[str, Graph]]:
-        """The graphs of the anchor sets that a knob asks for; others are neither sampled nor pruned nor embedded."""
-        return chosen_sets(graphs, getattr(self.objective, knob), f"objective.{knob}")
+        graphs, objective = read_graphs(path), self.objective
+        named = chosen_sets(graphs, objective.negative_sets, "objective.negative_sets")
+        negatives = None
+        if objective.graph_negatives and self.settings.base.random_labels:
+            negatives = GraphNegatives(named, objective.anchor_sampling, objective.graph_negatives)
+        return chosen_sets(graphs, objective.anchor_sets, "objective.anchor_sets"), negatives
 
     def _told(self, documents: NDArray[np.int64]) -> BaseProblem:
         """What the base algorithm is told of some of the training documents."""
@@ -385,7 +380,7 @@ class Session:
 
 
 def chosen_sets(graphs: dict[str, dict[str, Graph]], wanted: Sequence[str], knob: str) -> dict[str, dict[str, Graph]]:
-    """The graphs of the anchor sets that a knob asks for, all if it names none.
+    """The graphs of the anchor sets that a knob asks for, all if it names none; no others are looked at.
 
     Raises:
         ConfigError: it names one that is not there.
