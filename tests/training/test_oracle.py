@@ -130,10 +130,8 @@ def test_stopped_while_the_oracle_learns_and_after_it_ends_bit_identical(
 
 def test_what_only_the_oracle_reads_reaches_the_encoder(planting: ModuleType, tmp_path: Path) -> None:
     data = planting.write(planting.planted(), tmp_path / "data")
-    plain = {"objective": {"graphs": False}}
-    told = {"enabled": True, "anchor_sets": ["told"], "epochs": 40, "max_length": 40}
-    base, _ = planting.train(data, tmp_path / "base", plain, 2, 40)
-    guided, _ = planting.train(data, tmp_path / "guided", {**plain, "guidance": told}, 2, 40)
+    base, _ = planting.train(data, tmp_path / "base", planting.ROWS["base"], 2, 40)
+    guided, _ = planting.train(data, tmp_path / "guided", planting.ROWS["read by an oracle"], 2, 40)
     assert guided > base + 4
 
 
