@@ -1,8 +1,8 @@
 """Rows of a study run over seeds, each stage's result kept by content, so that nothing is computed twice.
 
-A stage's result is filed under a key of the sections it sees, the digests of what it reads, and the code it runs. Rows
-that differ in their objective share dataset and graph; a row that was stopped goes on where it was; a second run of the
-same study reads everything from disk.
+A stage's result is filed under a key of the sections it sees, the digests of what it reads (for the first, the raw
+data), and the code it runs. Rows that differ in their objective share dataset and graph; a row that was stopped goes on
+where it was; a second run of the same study reads everything from disk.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from ramen.artifacts import open_artifact, write_json
 from ramen.config import Config
+from ramen.data import sources
 from ramen.data.dataset import Problem
 from ramen.errors import ArtifactError
 from ramen.evaluation.metrics import ENCODER, by_document, inverse_propensity
@@ -76,6 +77,8 @@ def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> 
     sections = config.sections(stage.sections)
     inputs = {artifact: made[artifact] for artifact in stage.reads}
     digests = {artifact: open_artifact(path, artifact).digest for artifact, path in inputs.items()}
+    if not stage.reads:
+        digests = {"raw": sources.fingerprint(config.data)}
     text = json.dumps([name, stage.code_version(), sections, digests], sort_keys=True)
     folder = cache / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     receipt = folder / "metrics.json"

@@ -52,7 +52,7 @@ class Data(Section):
     encoding: str = knob("utf-8", "xc: encoding of raw text files (released files are sometimes latin-1)", "ngame")
     unseen_labels: float = knob(
         0.0,
-        "zero-shot: share of the labels hidden in training (their pairs and graph edges), the only candidates at test",
+        "zero-shot: share of the labels hidden in training (in no pair, edge or step), the only candidates at test",
         "R-ICLR T12",
         ge=0,
         lt=1,
@@ -345,7 +345,7 @@ class Scoring(Section):
     quantile_rule: Literal["pyxclib", "paper"] = knob("pyxclib", "how the bins are cut", "pyxclib")
     chunk: int = knob(4096, "documents scored at a time (bounds memory)", ge=1)
     links: bool = knob(
-        False, "also rank each set's anchors for the training documents: R@100 of their links", "R-ICLR T6"
+        False, "also rank each set's anchors for the training documents: R@100 of their raw links", "R-ICLR T6"
     )
     samples: int = knob(12, "sample predictions in the report", ge=0)
     base: str = knob("", "evaluation artifact of another run (the base), set beside this one in metrics and report")

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from ramen.artifacts import Artifact
 from ramen.base.sampling import keyed_rng
-from ramen.config import Config
+from ramen.config import Config, Training
 from ramen.data.dataset import Problem, Texts, read_test_edges
 from ramen.encoder.labels import encode_labels, with_context
 from ramen.encoder.loading import load_encoder
-from ramen.errors import DataError
+from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
 from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, inverse_propensity
-from ramen.graph.build import anchor_of, remove_edges
+from ramen.graph.build import anchors_among, remove_edges
 from ramen.graph.metadata import Graph, inverse_sqrt_degree, neighbour_means, read_graphs
 from ramen.retrieval import search
 from ramen.training.session import split_validation
@@ -94,7 +94,7 @@ def probe(
     Args:
         dataset, graph: the artifacts; edges are those of `graph`, test documents' own are raw ones.
         model: a trained encoder; None = the one that training would start from.
-        config: sections encoder, training (which documents were held out), scoring.
+        config: sections encoder, training (which documents will be held out; a model tells itself), scoring.
         on_test: ask the test documents instead of the held-out ones, to explain a result; never to choose by.
 
     Returns:
@@ -102,10 +102,11 @@ def probe(
 
     Raises:
         DataError: no document is held out.
+        ArtifactError: the model was trained on another dataset, so what it has not seen is unknown.
     """
     problem = Problem.read(dataset.path)
     graphs = read_graphs(graph.path)
-    held_out = split_validation(len(problem.train), config.training)[0]
+    held_out = split_validation(len(problem.train), _training(model, dataset, on_test) or config.training)[0]
     if not on_test and not len(held_out):
         raise DataError(
             Defect(str(dataset.path), "no held-out document to ask", "set training.validation_fraction above 0")
@@ -132,7 +133,7 @@ def probe(
     for name, sides in graphs.items():
         anchors = problem.anchor_sets[name].texts
         log.info("%s: encoding its anchors", name)
-        hidden = _numbered(len(anchors), anchor_of(asked.texts, anchors))
+        hidden = anchors_among(asked.texts, anchors)
         of_labels = _without(sides["labels"].csr(), hidden)
         of_documents = _without(asked.edges[name], hidden)
         weights = inverse_sqrt_degree(sides)
@@ -152,6 +153,18 @@ def probe(
             **_sharing(asked.y, of_documents, of_labels, ranking[:, 0], config.training.seed), gains=gains
         )
     return {key: float(plain[key].mean()) for key in MEASURED if key in plain}, said
+
+
+def _training(model: Artifact | None, dataset: Artifact, on_test: bool) -> Training | None:
+    """The section that a model was trained with, which says what it has not seen."""
+    if model is None or on_test:
+        return None
+    if model.manifest["inputs"].get("dataset") != dataset.digest:
+        raise ArtifactError(
+            f"{model.path}: was not trained on {dataset.path}, so which of its documents it has seen is unknown; "
+            "name the dataset it was trained on, or ask the test documents with --test"
+        )
+    return Training.model_validate(model.manifest["sections"]["training"])
 
 
 def _held_out(problem: Problem, graphs: Mapping[str, Mapping[str, Graph]], rows: NDArray[np.int64]) -> Asked:

@@ -16,8 +16,10 @@ from ramen.artifacts import open_artifact
 from ramen.cli import cli
 from ramen.config import Config, resolve
 from ramen.data.dataset import AnchorSet, Problem, Texts
-from ramen.errors import DataError
+from ramen.errors import ArtifactError, DataError
 from ramen.probe import probe
+
+from training_recipe import changed, train
 
 WORDS = [
     "apple", "bridge", "cloud", "desk", "engine", "forest", "glass", "harbor",
@@ -76,6 +78,21 @@ def test_test_documents_are_asked_with_their_own_edges_only_on_request(planted: 
     assert said["told"].true == 100 and set(said["told"].gains) == {"labels", "documents", "both"}
     with pytest.raises(DataError, match="no held-out document to ask; set training.validation_fraction above 0"):
         probe(opened[0], opened[1], None, settings("training.validation_fraction=0"), on_test=False)
+
+
+def test_a_model_is_asked_what_it_has_not_seen_whatever_the_caller_says(
+    planted: dict[str, Path], tmp_path: Path
+) -> None:
+    train(planted, tmp_path, changed(training={"epochs": 2, "warmup_epochs": 1, "validation_fraction": 0.4, "seed": 3}))
+    opened = [open_artifact(planted[name], name) for name in ("dataset", "graph")]
+    model = open_artifact(tmp_path / "model", "model")
+    text, _ = probe(opened[0], opened[1], model, settings("training.seed=3"), on_test=False)
+    again, _ = probe(opened[0], opened[1], model, settings("training.validation_fraction=0"), on_test=False)
+    assert text == again
+    moved = tmp_path / "other" / "dataset"
+    other = on_disk(replace(Problem.read(planted["dataset"]), y_test=sp.csr_matrix((40, LABELS))), moved.parent)
+    with pytest.raises(ArtifactError, match="was not trained on .*ask the test documents with --test"):
+        probe(open_artifact(other["dataset"], "dataset"), opened[1], model, settings(), on_test=False)
 
 
 def test_the_command_prints_both_tables_and_json(planted: dict[str, Path]) -> None:

@@ -5,6 +5,8 @@ Letters: n vectors, D width.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,21 +18,24 @@ ROUNDS = 30
 """Reassignments of a halving at most; it settles in about ten."""
 
 
-def balanced_clusters(vectors: Vectors, size: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Cut vectors into a power of two of clusters of about `size`, whose sizes differ by at most 1.
+def halvings(share: float) -> int:
+    """How often to halve so that about `share` clusters come of it."""
+    return max(0, round(math.log2(max(share, 1.0))))
+
+
+def balanced_clusters(vectors: Vectors, levels: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """Halve vectors `levels` times: clusters whose sizes differ by at most 1.
 
     Args:
         vectors: float32 [n, D], unit norm.
-        size: members wanted per cluster; the number of clusters is n / size rounded to a power of two.
+        levels: 2 ** levels clusters; fewer if that would leave one empty.
         rng: chooses the first centroids.
 
     Returns:
         int32 [n], clusters 0..K-1. Neighbouring numbers are siblings in the tree of halvings.
     """
-    levels = max(0, round(np.log2(max(len(vectors), 1) / max(size, 1))))
-    levels = min(levels, int(np.log2(max(len(vectors), 1))))
     groups = [rng.permutation(len(vectors))]
-    for _ in range(levels):
+    for _ in range(min(levels, int(math.log2(max(len(vectors), 1))))):
         groups = [half for group in groups for half in _halve(vectors, group, rng)]
     clusters = np.empty(len(vectors), np.int32)
     for number, group in enumerate(groups):

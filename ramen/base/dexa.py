@@ -7,7 +7,6 @@ at zero: the first step is NGAME's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ramen.base.clustering import balanced_clusters
+from ramen.base.clustering import balanced_clusters, halvings
 from ramen.base.ngame import Ngame
 from ramen.base.protocol import Embed, Problem
 from ramen.base.sampling import Ints, keyed_rng
@@ -44,13 +43,14 @@ class Offsets(nn.Module):
 
 
 class Dexa(Ngame):
-    """NGAME with label offsets: `base.offsets_per_label` rows per label, `base.offset_heads` labels with their own."""
+    """NGAME with label offsets: one for about `base.labels_per_offset` labels, `base.offset_heads` have their own."""
 
     def __init__(self, problem: Problem, settings: Settings, triplet: Triplet) -> None:
         super().__init__(problem, settings, triplet)
-        self.shared_rows = shared_rows(problem.y.shape[1], settings.labels_per_offset, settings.offset_heads)
-        self.heads = min(settings.offset_heads, problem.y.shape[1])
-        self.offsets = Offsets(problem.y.shape[1], self.shared_rows + self.heads, problem.dimension)
+        labels = problem.y.shape[1]
+        self.heads = min(settings.offset_heads, labels)
+        self.levels = halvings((labels - self.heads) / settings.labels_per_offset)
+        self.offsets = Offsets(labels, (1 << self.levels) + self.heads, problem.dimension)
         self._mapped = False
 
     @property
@@ -68,10 +68,9 @@ class Dexa(Ngame):
 
     def _map(self, labels: NDArray[np.float32]) -> None:
         """Give each label its row, by clusters of the labels' first vectors; fixed from then on."""
-        size = max(1, len(labels) // self.shared_rows)
-        rows = balanced_clusters(labels, size, keyed_rng(self.problem.seed, "offsets")).astype(np.int64)
+        rows = balanced_clusters(labels, self.levels, keyed_rng(self.problem.seed, "offsets")).astype(np.int64)
         frequency = np.asarray(self.problem.y.sum(0)).ravel()
-        rows[np.argsort(-frequency, kind="stable")[: self.heads]] = self.shared_rows + np.arange(self.heads)
+        rows[np.argsort(-frequency, kind="stable")[: self.heads]] = (1 << self.levels) + np.arange(self.heads)
         self.offsets.row_of.copy_(torch.from_numpy(rows))
         self._mapped = True
 
@@ -87,8 +86,3 @@ class Dexa(Ngame):
         if "row_of" in state:
             self.offsets.row_of.copy_(torch.from_numpy(np.asarray(state["row_of"])))
             self._mapped = True
-
-
-def shared_rows(labels: int, labels_per_row: int, heads: int) -> int:
-    """Rows that labels share: a power of two, about one per `labels_per_row` labels beyond the heads."""
-    return 1 << max(0, round(math.log2(max(1, (labels - min(heads, labels)) / labels_per_row))))

@@ -18,6 +18,8 @@ ROWS = 4096
 def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
     """The labels nearest to each document that are no true or ignored label of it, nor read as a true one does.
 
+    Of those that training may see.
+
     Args:
         problem: whose documents, and what is known of their labels.
         documents: float32 [N, D].
@@ -29,10 +31,11 @@ def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int)
     """
     most = int(np.diff(problem.known.indptr).max(initial=0))
     found = np.full((problem.y.shape[0], size), -1, np.int32)
-    depth = min(size + most, problem.y.shape[1])
+    competing = labels if len(problem.labels) == len(labels) else labels[problem.labels]
+    depth = min(size + most, len(competing))
     for start in range(0, len(problem.documents), ROWS):
         rows = problem.documents[start : start + ROWS]
-        ids, _ = search(documents[rows], labels, depth)
+        ids = problem.labels[search(documents[rows], competing, depth)[0]]
         wrong = ~_known(problem, rows, ids)
         place = np.cumsum(wrong, axis=1) - 1
         wrong &= place < size

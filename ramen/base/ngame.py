@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.base.clustering import balanced_clusters
+from ramen.base.clustering import balanced_clusters, halvings
 from ramen.base.protocol import BaseAlgorithm, Embed, every
 from ramen.base.sampling import Ints, keyed_rng
 
@@ -34,7 +34,7 @@ class Ngame(BaseAlgorithm):
     def refresh(self, epoch: int, embed: Embed) -> None:
         vectors = embed("documents")[self.problem.documents]
         rng = keyed_rng(self.problem.seed, "clusters", epoch)
-        self.clusters = balanced_clusters(vectors, self.cluster_size(epoch), rng)
+        self.clusters = balanced_clusters(vectors, halvings(len(vectors) / self.cluster_size(epoch)), rng)
 
     def order(self, rng: np.random.Generator) -> Ints:
         if self.clusters is None:

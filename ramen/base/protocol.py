@@ -8,7 +8,7 @@ knows of graphs: RAMEN adds anchors and graph negatives to the step and regulari
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -38,6 +38,7 @@ class Problem:
         batch_size: rows of a step.
         dimension: D, width of the vectors.
         seed: of everything drawn outside a step.
+        unseen: int64, labels that no step may have (zero-shot).
     """
 
     documents: Ints
@@ -47,6 +48,12 @@ class Problem:
     batch_size: int
     dimension: int = 0
     seed: int = 0
+    unseen: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @cached_property
+    def labels(self) -> Ints:
+        """Labels that may be in a step, int64 ascending."""
+        return np.setdiff1d(np.arange(self.y.shape[1]), self.unseen)
 
     @cached_property
     def known(self) -> sp.csr_matrix:

@@ -33,7 +33,10 @@ KEYS = {
 """Column -> metric; head, torso and tail are contributions to P@1."""
 EXPERIMENT = "ramen-ablate"
 """MLflow experiment of all studies, unless the environment names one."""
-ALONE, LINKS = "By the texts' vectors alone, without label context and classifiers", "Links of the graphs found"
+ALONE, LINKS = (
+    "By the texts' vectors alone, without label context and classifiers",
+    "Raw links of the anchor sets found",
+)
 GAINS, ERROR = "Gains, ± deviation over seeds", ", [standard error over the test documents]"
 
 

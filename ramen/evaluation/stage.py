@@ -26,7 +26,7 @@ from ramen.evaluation.metrics import evaluate as measure
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
 from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, slices
 from ramen.evaluation.report import SLICES, make_figures, render
-from ramen.graph.metadata import read_graphs
+from ramen.graph.build import anchor_of, anchors_among, remove_edges
 from ramen.retrieval import search
 from ramen.tracking import Tracker
 
@@ -69,7 +69,7 @@ def evaluate(
     report = gather(problem, ranking, measured, scoring, model, pruned_graph, base)
 
     if scoring.links:
-        measured.metrics.update(_links(problem, model, pruned_graph, encoder, scoring))
+        measured.metrics.update(_links(problem, model, encoder, scoring))
 
     _write_tables(evaluation.path, problem, measured, scoring, report.base)
     write_predictions(evaluation.path / PREDICTIONS, problem, ranking, scoring.chunk)
@@ -125,22 +125,22 @@ def _retrieve(
     return ranking(labels), fused
 
 
-def _links(
-    problem: Problem, model: Artifact, graph: Artifact, encoder: config.Encoder, scoring: config.Scoring
-) -> dict[str, float]:
-    """Link prediction: R@100 of the training documents' anchors among all anchors of the set, in the graph given.
+def _links(problem: Problem, model: Artifact, encoder: config.Encoder, scoring: config.Scoring) -> dict[str, float]:
+    """Link prediction: R@100 of the training documents' raw anchors among all anchors of the set.
 
-    These links were trained on, so this says how well the encoder has taken them up, not how it does on new ones.
+    Every anchor set of the dataset, but for links to test documents and to the document itself, whatever the model was
+    trained on: it is not asked about the edges alone that its own pruning kept. Those that it was trained on say how
+    well the encoder has taken them up, not how it does on new ones.
     """
     sentences = load_encoder(model.path, encoder)
     documents = sentences.encode(problem.train.texts)
     metrics = {}
-    for name, sides in read_graphs(graph.path).items():
-        linked = sides["train"].csr()
+    for name, each in sorted(problem.anchor_sets.items()):
+        linked = remove_edges(each.train, anchors_among(problem.test, each.texts), anchor_of(problem.train, each.texts))
         rows = np.flatnonzero(np.diff(linked.indptr))
         if not len(rows):
             continue
-        anchors = sentences.encode(problem.anchor_sets[name].texts.texts)
+        anchors = sentences.encode(each.texts.texts)
         found, _ = search(documents[rows], anchors, DEPTH, scoring.chunk)
         recall = measure(found, linked[rows], np.ones(linked.shape[1]))["r"][DEPTH - 1]
         metrics[f"links/{name}_r_at_100"] = 100.0 * float(recall)

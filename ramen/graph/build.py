@@ -50,9 +50,7 @@ def build_set(
     if settings.volume < 1:
         raw = {side: thin(matrix, settings.volume, settings.seed) for side, matrix in raw.items()}
     counts = {f"{side}/raw": int(matrix.nnz) for side, matrix in raw.items()}
-    removed = np.zeros(len(anchors.texts), bool)
-    leaked = anchor_of(test, anchors.texts)
-    removed[leaked[leaked >= 0]] = True
+    removed = anchors_among(test, anchors.texts)
     counts["test_anchors"] = int(removed.sum())
     clean = {side: remove_edges(matrix, removed, own[side]) for side, matrix in raw.items()}
     if settings.drop_label_anchors:
@@ -95,6 +93,13 @@ def anchor_of(items: Texts, anchors: Texts) -> NDArray[np.int64]:
     by_text = {text: i for i, text in enumerate(anchors.texts)}
     found = (by_uid.get(uid, by_text.get(text, -1)) for uid, text in zip(items.uids, items.texts, strict=True))
     return np.fromiter(found, np.int64, len(items))
+
+
+def anchors_among(items: Texts, anchors: Texts) -> NDArray[np.bool_]:
+    """Anchors that are one of the items, bool [M]: same uid or same text, several of one text included."""
+    uids, texts = set(items.uids), set(items.texts)
+    return np.fromiter((uid in uids or text in texts for uid, text in zip(anchors.uids, anchors.texts, strict=True)),
+                       bool, len(anchors))  # fmt: skip
 
 
 def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], own: NDArray[np.int64]) -> sp.csr_matrix:

@@ -46,6 +46,10 @@ class Graph:
         """Binary CSR, float32 ones."""
         return sp.csr_matrix((np.ones(self.num_edges, np.float32), self.indices, self.indptr), shape=self.shape)
 
+    def given(self) -> sp.csr_matrix:
+        """Binary CSR of the edges that the walk did not add, float32 ones."""
+        return self.select(self.original).csr()
+
     def select(self, keep: NDArray[np.bool_]) -> Graph:
         """The graph with only the edges where `keep` (bool [edges]) is true."""
         indptr = np.concatenate([[0], np.cumsum(keep)])[self.indptr].astype(np.int64)

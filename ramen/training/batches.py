@@ -79,11 +79,17 @@ Draws = Mapping[str, tuple[Ints, Ints]]
 
 @dataclass(frozen=True)
 class SetSampler:
-    """Samples the anchors of one set: positives from the pruned graph, masks from the unpruned one."""
+    """Samples the anchors of one set: positives from the pruned graph, masks from the unpruned one.
+
+    Attributes:
+        texts: side, or "anchors" -> text number of each item. An anchor that reads as its row does is no negative: its
+            edge is cleaned away, and it would be the nearest of all for ever.
+    """
 
     name: str
     draws: Mapping[str, RowSampler | SharedSampler]
     masks: Mapping[str, MembershipMask]
+    texts: Mapping[str, Ints]
 
     @classmethod
     def build(
@@ -94,6 +100,7 @@ class SetSampler:
         sides: Mapping[str, bool],
         sampling: Sampling,
         shared: bool,
+        texts: Mapping[str, Ints],
     ) -> SetSampler:
         """`sides`: graph side ("train", "labels") -> whether its regulariser is on."""
         num_anchors = next(iter(unpruned.values())).shape[1]
@@ -107,7 +114,7 @@ class SetSampler:
                 of_edges = None if weights is None else weights[graph.indices]
                 draws[side] = RowSampler(graph.indptr, graph.indices, of_edges)
         masks = {side: MembershipMask(unpruned[side].indptr, unpruned[side].indices, num_anchors) for side in draws}
-        return cls(name, draws, masks)
+        return cls(name, draws, masks, texts)
 
     def draw(self, rows: Mapping[str, Ints], seed: int, position: tuple[int, int]) -> Draws:
         """Draw one anchor per row and side; `rows` maps side -> items of the batch."""
@@ -140,6 +147,7 @@ class SetSampler:
             inside = np.isin(anchors, pool)
             places, anchors = places[inside], anchors[inside]
             mask = self.masks[side](step[side], pool)
+            mask |= self.texts[side][step[side]][:, None] == self.texts["anchors"][pool][None, :]
             if separate:
                 mask |= ~np.isin(pool, anchors)[None, :]
             positive = np.searchsorted(pool, anchors)
@@ -188,10 +196,22 @@ class StepSampler:
         unpruned: Mapping[str, Mapping[str, Graph]],
         on: Mapping[str, Mapping[str, bool]],
         sampling: Sampling,
+        texts: Mapping[str, Ints],
     ) -> None:
-        """Sample anchors from `pruned`, mask with `unpruned`; `on[set][side]` says which regularisers are on."""
+        """Sample anchors from `pruned`, mask with `unpruned`; `on[set][side]` says which regularisers are on.
+
+        `texts`: "documents", "labels" or "anchors/NAME" -> text number of each item.
+        """
         self.sets = [
-            SetSampler.build(name, pruned[name], unpruned[name], on[name], sampling, self.shared_draws)
+            SetSampler.build(
+                name,
+                pruned[name],
+                unpruned[name],
+                on[name],
+                sampling,
+                self.shared_draws,
+                {"train": texts["documents"], "labels": texts["labels"], "anchors": texts[f"anchors/{name}"]},
+            )
             for name in sorted(pruned)
             if any(on[name].values())
         ]
@@ -226,11 +246,10 @@ class StepSampler:
         return Step(documents, labels, positive, mask, anchors)
 
     def _random(self, position: tuple[int, int]) -> Ints:
-        """Labels drawn uniformly from all, in random order."""
-        labels = self.base.problem.y.shape[1]
-        count = min(round(self.base.settings.random_labels * self.batch_size), labels)
-        drawn: Ints = keyed_rng(self.seed, "random", *position).choice(labels, count, replace=False)
-        return drawn
+        """Labels drawn uniformly from all that training may see, in random order."""
+        labels = self.base.problem.labels
+        count = min(round(self.base.settings.random_labels * self.batch_size), len(labels))
+        return labels[keyed_rng(self.seed, "random", *position).choice(len(labels), count, replace=False)]
 
     def _anchors(self, rows: Mapping[str, Ints], labels: Ints, position: tuple[int, int]) -> dict[str, AnchorBatch]:
         """Anchors of a step.

@@ -24,8 +24,6 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.data.dataset import Texts
-from ramen.graph.build import anchor_of
 from ramen.graph.metadata import Graph, drawing_weights, neighbour_means
 from ramen.training.judging import Judges
 from ramen.training.session import Session
@@ -82,7 +80,7 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     judges = Judges.of(session)
     active = session.active
     neighbours = {
-        name: _anchors(session, name, sides, held_out)
+        name: _anchors(session, name, sides)
         for name, sides in pruned.items()
         if wanted in ("anchors", "both") and active[name]["labels"] and sides["labels"].num_edges
     }
@@ -139,17 +137,13 @@ class _Neighbours:
         )
 
 
-def _anchors(session: Session, name: str, sides: Mapping[str, Graph], held_out: NDArray[np.int64]) -> _Neighbours:
-    """A set's anchors, weighted as they are drawn; as test documents are no anchors, those who judge must not be."""
+def _anchors(session: Session, name: str, sides: Mapping[str, Graph]) -> _Neighbours:
+    """A set's anchors, weighted as they are drawn; as test documents are none, those who judge are none."""
     graph, drawn = sides["labels"], drawing_weights(sides, session.objective.anchor_sampling)
     used, columns = np.unique(graph.indices, return_inverse=True)
     weights = np.ones(len(used), np.float32) if drawn is None else np.asarray(drawn[used], np.float32)
-    train = session.problem.train
-    texts = Texts([train.uids[i] for i in held_out], [train.texts[i] for i in held_out])
-    found = anchor_of(texts, session.problem.anchor_sets[name].texts)
-    hidden = np.isin(graph.indices, found[found >= 0])
     vectors = session.embed(session.texts.roles[f"anchors/{name}"][used])
-    return _Neighbours(graph.indptr, columns, vectors, weights, hidden)
+    return _Neighbours(graph.indptr, columns, vectors, weights, np.zeros(len(columns), bool))
 
 
 def _documents(session: Session, held_out: NDArray[np.int64]) -> _Neighbours:

@@ -23,11 +23,11 @@ from ramen.config import Sampling
 from ramen.data.dataset import Problem, Texts
 from ramen.errors import ArtifactError, ConfigError
 from ramen.graph.build import anchor_of, remove_pairs
-from ramen.graph.metadata import Graph, Graphs, drawing_weights, read_graphs
+from ramen.graph.metadata import Graphs, drawing_weights
 from ramen.objective.guidance import Oracle
 from ramen.tracking import Tracker
 from ramen.training.distributed import Processes
-from ramen.training.session import Session, Settings, chosen_sets
+from ramen.training.session import Session, Settings, chosen_sets, training_graphs
 
 FOLDER = "oracle"
 """Of its checkpoints in the work directory, and its name as a tracked run."""
@@ -80,12 +80,13 @@ def train_oracle(
         raise ConfigError(
             "guidance.enabled: the dataset has no anchor sets, so an oracle would read what the encoder does"
         )
-    graphs = chosen_sets(read_graphs(graph.path), guidance.anchor_sets, "guidance.anchor_sets")
+    graphs = chosen_sets(
+        training_graphs(graph.path, problem, settings.training), guidance.anchor_sets, "guidance.anchor_sets"
+    )
     reading = enriched(problem, graphs, objective.anchor_sampling, guidance.max_length, settings.training.seed)
     epochs = guidance.epochs
     own = replace(
         settings,
-        encoder=settings.encoder.model_copy(update={"max_length": guidance.max_length}),
         objective=objective.model_copy(update={"graphs": False, "augment_labels": False}),
         bandit=settings.bandit.model_copy(update={"enabled": False}),
         training=settings.training.model_copy(update={"epochs": epochs, "warmup_epochs": epochs}),
@@ -93,7 +94,10 @@ def train_oracle(
     )
     with track.child(FOLDER, {"ramen.phase": FOLDER}) as child:
         place = Draft(draft.path, draft.work / FOLDER, draft.task)
-        session = Session(dataset, graph, place, settings.encoder.name, own, child, processes, reading)
+        session = Session(
+            dataset, graph, place, settings.encoder.name, own, child, processes, reading,
+            max_length=guidance.max_length,
+        )  # fmt: skip
         with session.interruptible():
             session.resume()
             session.train(FOLDER, epochs)
@@ -126,7 +130,7 @@ def enriched(problem: Problem, graphs: Graphs, sampling: Sampling, most: int, se
         edges: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[Any]]] = []
         for name in sorted(graphs):
             graph, anchors = graphs[name][side], problem.anchor_sets[name].texts
-            own = remove_pairs(_given(graph), true[side], anchor_of(other[side], anchors))
+            own = remove_pairs(graph.given(), true[side], anchor_of(other[side], anchors))
             weights = drawing_weights(graphs[name], sampling)
             rows = np.repeat(np.arange(own.shape[0]), np.diff(own.indptr))
             race = keyed_rng(seed, f"oracle/{name}/{side}").exponential(size=own.nnz)
@@ -134,11 +138,6 @@ def enriched(problem: Problem, graphs: Graphs, sampling: Sampling, most: int, se
             edges.append((rows, race, np.array(anchors.texts, object)[own.indices]))
         read[side] = Texts(items.uids, _followed(items.texts, edges, most))
     return replace(problem, train=read["train"], labels=read["labels"], anchor_sets={})
-
-
-def _given(graph: Graph) -> sp.csr_matrix:
-    """The edges that were not added by the walk."""
-    return graph.select(graph.original).csr()
 
 
 def _followed(

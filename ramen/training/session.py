@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -23,11 +24,14 @@ from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import keyed_rng
 from ramen.config import Base, Encoder, Objective, Section, Training
 from ramen.data.dataset import Problem
+from ramen.data.subset import pick
 from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
-from ramen.errors import ConfigError
+from ramen.errors import ConfigError, DataError
+from ramen.errors import Problem as Defect
+from ramen.graph.build import anchors_among
 from ramen.graph.metadata import Graph, read_graphs
 from ramen.objective.bandit import Bandit
 from ramen.objective.guidance import TERMS, Guidance, Oracle
@@ -85,6 +89,11 @@ class Session:
         processes: that train together; None = this one alone.
         problem: in the place of the dataset's, of the same documents and labels (an oracle reads other texts).
         oracle: whose vectors guide the encoder, or None.
+        max_length: tokens of a text, whatever settings and source say; None = what they say.
+
+    Raises:
+        ConfigError: a knob names an anchor set that is not there, or the bandit has nothing to be judged by.
+        DataError: there are too few documents with a label for one step.
     """
 
     def __init__(
@@ -98,6 +107,7 @@ class Session:
         processes: Processes | None = None,
         problem: Problem | None = None,
         oracle: Oracle | None = None,
+        max_length: int | None = None,
     ) -> None:
         self.processes = processes or Processes()
         self.settings, self.track = settings, track
@@ -105,8 +115,10 @@ class Session:
         torch.manual_seed(self.training.seed)
         self.problem = problem or Problem.read(dataset.path)
         self.oracle = oracle
-        self.graphs, self.graph_negatives = self._used(graph.path) if self.objective.graphs else ({}, None)
-        self.encoder = load_encoder(source, settings.encoder)
+        known = training_graphs(graph.path, self.problem, self.training) if self._reads_graphs else {}
+        self.graphs, self.graph_negatives = self._used(known) if self.objective.graphs else ({}, None)
+        self._pairs = self._true_pairs(known)
+        self.encoder = load_encoder(source, settings.encoder, max_length=max_length)
         self.texts = text_table(self.encoder, self.problem)
         self.checkpoints = Checkpoints(draft.work, draft.task)
         self.extra_arrays: dict[str, NDArray[Any]] = {}
@@ -114,23 +126,35 @@ class Session:
         held_out, kept = split_validation(len(self.problem.train), self.training)
         self.validation = validation_set(self.problem, held_out)
         self.trainer = self._make_trainer(held_out, kept)
+        if not self.trainer.sampler.steps_per_epoch:
+            count = len(self.trainer.base.problem.documents)
+            found = f"too few training documents with a label for a step: {count}, and {len(held_out)} held out"
+            raise DataError(Defect(str(dataset.path), found, "ingest more, or lower training.validation_fraction"))
         self.use_graphs(self.graphs)
 
-    def _used(self, path: Path) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
+    @property
+    def _reads_graphs(self) -> bool:
+        return self.objective.graphs or self.objective.augment_labels
+
+    def _used(self, graphs: dict[str, dict[str, Graph]]) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
-        graphs, objective = read_graphs(path), self.objective
+        objective = self.objective
         named = chosen_sets(graphs, objective.negative_sets, "objective.negative_sets")
         negatives = None
         if objective.graph_negatives and self.settings.base.random_labels:
             negatives = GraphNegatives(named, objective.anchor_sampling, objective.graph_negatives)
         return chosen_sets(graphs, objective.anchor_sets, "objective.anchor_sets"), negatives
 
+    def _true_pairs(self, graphs: dict[str, dict[str, Graph]]) -> sp.csr_matrix:
+        """What counts as true in training: CSR N x L."""
+        y, ignore = self.problem.y_train, self.problem.filter_train
+        if not self.objective.augment_labels:
+            return y
+        return augmented(y, ignore, chosen_sets(graphs, self.objective.anchor_sets, "objective.anchor_sets"))
+
     def _told(self, documents: NDArray[np.int64]) -> BaseProblem:
         """What the base algorithm is told of some of the training documents."""
-        problem = self.problem
-        y = problem.y_train
-        if self.objective.augment_labels:
-            y = augmented(y, problem.anchor_sets)
+        problem, y = self.problem, self._pairs
         return BaseProblem(
             documents[np.diff(y.indptr)[documents] > 0],
             y,
@@ -139,6 +163,7 @@ class Session:
             self.training.batch_size,
             self.encoder.dimension,
             self.training.seed,
+            np.zeros(0, np.int64) if problem.candidates is None else problem.candidates,
         )
 
     def _make_trainer(self, held_out: NDArray[np.int64], kept: NDArray[np.int64]) -> Trainer:
@@ -197,8 +222,11 @@ class Session:
         settings = self.settings.bandit
         if not settings.enabled or not any(w > 0 for name, w in weights.items() if name != TASK):
             return None
-        if settings.feedback == "heldout_loss" and not self.training.validation_fraction:
-            raise ConfigError("bandit.feedback = heldout_loss needs training.validation_fraction above 0")
+        if settings.feedback == "heldout_loss" and not len(self._told(self.validation.documents).documents):
+            raise ConfigError(
+                "bandit.feedback = heldout_loss needs a held-out document with a label, and there is none: raise "
+                f"training.validation_fraction (now {self.training.validation_fraction:g})"
+            )
         tuned = {name: w for name, w in weights.items() if name != TASK or settings.gauge != "fixed_task"}
         return Bandit(settings, tuned, lambda window: keyed_rng(self.training.seed, "bandit", window))
 
@@ -214,7 +242,11 @@ class Session:
         def loss() -> float:
             step = sampler.step(sampler.epoch_order(0), 0, 0)
             roles = self.texts.roles
-            documents, labels = self.embed(roles["documents"][step.documents]), self.embed(roles["labels"][step.labels])
+            # not to be stopped here, in the middle of a step: its end asks
+            documents, labels = (
+                self.embed(roles[role][items], may_stop=False)
+                for role, items in (("documents", step.documents), ("labels", step.labels))
+            )
             positive, others = torch.from_numpy(step.positive), torch.from_numpy(step.mask)
             with torch.no_grad():
                 z_LD = base.label_vectors(torch.from_numpy(labels).to(self.encoder.device), step.labels).cpu()
@@ -234,7 +266,8 @@ class Session:
 
     def use_graphs(self, pruned: Mapping[str, Mapping[str, Graph]]) -> None:
         """Sample positives from `pruned`; masks stay with the unpruned graphs."""
-        self.trainer.sampler.use_graphs(pruned, self.graphs, self.active, self.objective.anchor_sampling)
+        sampling, texts = self.objective.anchor_sampling, self.texts.roles
+        self.trainer.sampler.use_graphs(pruned, self.graphs, self.active, sampling, texts)
 
     def start_from(self, model: Artifact) -> None:
         """Go on where a finished warm-up ended: optimiser, counters, history."""
@@ -321,8 +354,12 @@ class Session:
                 vectors = self.trainer.base.label_vectors(encoded, np.arange(len(vectors))).cpu().numpy()
         return vectors
 
-    def embed(self, texts: NDArray[np.int64]) -> NDArray[np.float32]:
+    def embed(self, texts: NDArray[np.int64], *, may_stop: bool = True) -> NDArray[np.float32]:
         """Encode stored texts without gradients, all processes together: float32 [n, D], the same in each.
+
+        Args:
+            texts: int64 [n] text numbers.
+            may_stop: look between blocks whether someone asked to stop; a checkpoint is written as things stand.
 
         Raises:
             Interrupted: asked to stop; a checkpoint was saved.
@@ -331,7 +368,8 @@ class Session:
         out = np.empty((len(texts), self.encoder.dimension), np.float32)
         size = EMBED_BLOCK[self.encoder.device.type] * processes.size
         for start in range(0, len(texts), size):
-            self.trainer.stop_if_asked()
+            if may_stop:
+                self.trainer.stop_if_asked()
             block = texts[start : start + size]
             shares = processes.shares(store.lengths_of(block))
             own = torch.from_numpy(self.encoder.embed(store, block[shares[processes.rank]]))
@@ -377,6 +415,21 @@ class Session:
 
         with on_stop(ask):
             yield
+
+
+def training_graphs(path: Path, problem: Problem, training: Training) -> dict[str, dict[str, Graph]]:
+    """The graphs under `path` without the edges to held-out documents, where documents are anchors.
+
+    A label that is drawn to a document is trained on that pair; so, as no test document is an anchor (methods 3.3),
+    none that validates is one.
+    """
+    rows = split_validation(len(problem.train), training)[0]
+    held_out = pick(problem.train, np.isin(np.arange(len(problem.train)), rows))
+    graphs = read_graphs(path)
+    for name, sides in graphs.items():
+        hidden = anchors_among(held_out, problem.anchor_sets[name].texts)
+        graphs[name] = {side: graph.select(~hidden[graph.indices]) for side, graph in sides.items()}
+    return graphs
 
 
 def chosen_sets(graphs: dict[str, dict[str, Graph]], wanted: Sequence[str], knob: str) -> dict[str, dict[str, Graph]]:

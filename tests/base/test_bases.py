@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from ramen.base import BASES, make_base
-from ramen.base.clustering import balanced_clusters
-from ramen.base.dexa import Dexa, shared_rows
+from ramen.base.clustering import balanced_clusters, halvings
+from ramen.base.dexa import Dexa
 from ramen.base.mining import shortlists
 from ramen.base.ngame import Ngame
 from ramen.base.protocol import BaseAlgorithm
 from ramen.base.protocol import Problem as BaseProblem
 from ramen.config import Base
 from ramen.data.dataset import Problem
+from ramen.data.subset import hide_labels
 from ramen.errors import ConfigError
 from ramen.objective.softmax import decoupled_softmax
 from ramen.objective.triplet import Triplet
@@ -128,7 +132,7 @@ def test_ance_adds_mined_labels_only_once_it_has_mined(tiny_problem: Problem) ->
 
 @pytest.mark.parametrize(("count", "size"), [(64, 8), (100, 7), (37, 5), (5, 1), (3, 10), (1, 1)])
 def test_clusters_are_balanced(count: int, size: int) -> None:
-    clusters = balanced_clusters(unit(count, 6, 0), size, np.random.default_rng(0))
+    clusters = balanced_clusters(unit(count, 6, 0), halvings(count / size), np.random.default_rng(0))
     sizes = np.bincount(clusters)
     assert sizes.sum() == count and sizes.max() - sizes.min() <= 1
     assert len(sizes) & (len(sizes) - 1) == 0, "a power of two"
@@ -138,7 +142,7 @@ def test_clusters_find_planted_groups() -> None:
     groups = np.arange(64) % 8
     vectors = unit(8, 16, 0)[groups] + 0.05 * unit(64, 16, 1)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    clusters = balanced_clusters(vectors.astype(np.float32), 8, np.random.default_rng(0))
+    clusters = balanced_clusters(vectors.astype(np.float32), 3, np.random.default_rng(0))
     purity = np.mean([np.bincount(groups[clusters == c]).max() / 8 for c in range(8)])
     assert purity > 0.85
 
@@ -168,12 +172,46 @@ def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Problem) ->
     rows = base.offsets.row_of.numpy()
     heads = np.argsort(-np.asarray(tiny_problem.y_train.sum(0)).ravel(), kind="stable")[:2]
     assert all((rows == rows[head]).sum() == 1 for head in heads)
-    assert base.offsets.table.shape == (shared_rows(30, 3, 2) + 2, 8) and len(np.unique(rows)) < 30
+    assert base.offsets.table.shape == (8 + 2, 8) and len(np.unique(rows)) < 30
     twins = np.flatnonzero(rows == np.bincount(rows).argmax())[:2]
     base.offsets.table.data += 1
     moved = base.label_vectors(encoded, np.arange(30))
     assert rows[twins[0]] == rows[twins[1]]
     torch.testing.assert_close(moved[twins], torch.nn.functional.normalize(encoded[twins] + 1, dim=1))
+
+
+@pytest.mark.parametrize("labels", [*range(1, 70), 5900, 11_721])
+def test_dexas_labels_and_heads_never_share_a_row(labels: int) -> None:
+    rng = np.random.default_rng(labels)
+    y = sp.csr_matrix((np.ones(labels, np.float32), (np.arange(labels), rng.permutation(labels))))
+    problem = BaseProblem(np.arange(labels), y, sp.csr_matrix(y.shape, dtype=np.float32), np.arange(labels), 16, 4)
+    base = make_base(Base(name="dexa", labels_per_offset=3, offset_heads=min(1000, labels // 4)), problem, Triplet())
+    assert isinstance(base, Dexa)
+    base.refresh(0, lambda role: unit(labels, 4, 0))
+    rows, heads = base.offsets.row_of.numpy(), min(1000, labels // 4)
+    assert rows.max() < len(base.offsets.table)
+    shared, counts = np.unique(rows, return_counts=True)
+    assert (counts[shared >= len(base.offsets.table) - heads] == 1).all()
+    assert (shared >= len(base.offsets.table) - heads).sum() == heads
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_no_step_has_a_label_that_training_must_not_see(name: str, tiny_problem: Problem) -> None:
+    hidden = hide_labels(tiny_problem, 0.4, seed=1)
+    unseen = hidden.candidates
+    base = make_base(
+        Base.model_validate({"name": name, **EARLY, "mined": 3, "random_labels": 2.0}),
+        replace(told(hidden), unseen=unseen), Triplet(),
+    )  # fmt: skip
+    refreshed(base, hidden)
+    sampler = StepSampler(base, 16, seed=3)
+    seen: set[int] = set()
+    for epoch in (1, 2):
+        order = sampler.epoch_order(epoch)
+        for index in range(sampler.steps_per_epoch):
+            seen |= set(sampler.step(order, epoch, index).labels.tolist())
+    assert unseen is not None and len(unseen) >= 5
+    assert seen == set(range(30)) - set(unseen.tolist())
 
 
 def test_decoupled_softmax_golden_values() -> None:

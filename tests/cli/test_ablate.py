@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy.stats import sem
 
 from ramen.ablation import CHAIN, Outcome, summarise
 from ramen.cli import cli
+from ramen.data.dataset import Problem
 from ramen.errors import ConfigError
 from ramen.studies import read_study, studies
 
@@ -73,8 +75,8 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
     ]
     written = (here / "ablations/mine.md").read_text()
     assert f"| {sum(gains) / 2:+.2f} ±" in written and "FN@k of only links less that of plain" in written
-    assert "standard error" not in written[written.index("Links of the") : written.index("Labels missed")]
-    links = written[written.index("Links of the graphs found") :].split("\n\n")[1].splitlines()
+    assert "standard error" not in written[written.index("Raw links of the") : written.index("Labels missed")]
+    links = written[written.index("Raw links of the anchor sets found") :].split("\n\n")[1].splitlines()
     assert "links_r_at_100" in links[0] and "| 100.00 ±0.00 |" in links[-1]
     assert "only category" in printed and (here / "ablations/mine.png").read_bytes()[:4] == b"\x89PNG"
     assert found["only links"]["seeds"]["0"]["metrics"]["links/links_r_at_100"] == pytest.approx(100)  # 31 anchors
@@ -82,6 +84,20 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
     assert len(before) == 1 + 1 + 3 * 2 * 3, "dataset and graph are shared by all rows and seeds"
     ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
     assert before == {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("*/metrics.json")}
+
+
+def test_changed_raw_data_are_read_again(tiny_source: Path, here: Path) -> None:
+    source = shutil.copytree(tiny_source, here / "source")
+    words = ("--study", "bases", "--rows", "inbatch", "--seeds", "0")
+    ablate(source, *words)
+    before = len([*(here / "ablations/cache").glob("ingest-*")])
+    ablate(source, *words)
+    assert before == 1 == len([*(here / "ablations/cache").glob("ingest-*")])
+    texts = source / "raw_data/train.raw.txt"
+    texts.write_text(texts.read_text().replace("notes about", "remarks on"))
+    ablate(source, *words)
+    made = [Problem.read(folder / "dataset").train.texts[1] for folder in (here / "ablations/cache").glob("ingest-*")]
+    assert sorted(text.split()[0] for text in made) == ["notes", "remarks"]
 
 
 @pytest.mark.usefixtures("store")

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 from ramen.artifacts import drafts, open_artifact
 from ramen.config import Encoder
-from ramen.data.dataset import Problem
+from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
 from ramen.graph.metadata import Graph, write_graphs
@@ -82,6 +82,30 @@ def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def inputs(tiny_problem: Problem, tmp_path: Path) -> dict[str, Path]:
     return write_inputs(tiny_problem, tmp_path)
+
+
+def test_links_are_asked_of_all_raw_edges_whatever_a_model_kept(tiny_problem: Problem, tmp_path: Path) -> None:
+    # more anchors than the depth of 100, so that a recall can be less than whole
+    links = tiny_problem.anchor_sets["links"]
+    more = [f"page of {i}" for i in range(300)]
+    texts = Texts([*links.texts.uids, *(f"more-{i}" for i in range(300))], [*links.texts.texts, *more])
+    train = sp.hstack([links.train, sp.random(60, 300, 0.02, "csr", np.float32, random_state=0).sign()], "csr")
+    wide = AnchorSet(texts, train, sp.csr_matrix((30, train.shape[1]), dtype=np.float32))
+    problem = replace(tiny_problem, anchor_sets={"links": wide})
+    inputs = write_inputs(problem, tmp_path / "whole")
+    metrics = run(inputs, tmp_path / "a", links=True)
+    encoder = load_encoder(inputs["model"], ENCODER)
+    scores = encoder.encode(problem.train.texts) @ encoder.encode(texts.texts).T
+    true = train.toarray() > 0
+    true[:, links.texts.uids.index("test-0")] = False
+    nearest = np.argsort(-scores, axis=1, kind="stable")[:, :100]
+    found = np.take_along_axis(true, nearest, axis=1).sum(1) / np.maximum(true.sum(1), 1)
+    assert metrics["links/links_r_at_100"] == pytest.approx(100 * found[true.any(1)].mean()) and found.mean() < 0.9
+    pruned = replace(wide, train=sp.csr_matrix(wide.train.shape, dtype=np.float32))
+    with drafts({"pruned_graph": tmp_path / "p"}, sections={}, inputs={}, work=tmp_path / "work") as made:
+        write_graphs(made["pruned_graph"].path, {"links": {"train": graph(pruned.train), "labels": graph(wide.labels)}})
+    again = run({**inputs, "pruned_graph": tmp_path / "p"}, tmp_path / "b", links=True)
+    assert again["links/links_r_at_100"] == metrics["links/links_r_at_100"]
 
 
 def test_metrics_and_predictions_are_those_of_brute_force(

@@ -54,6 +54,10 @@ def test_no_trace_of_a_test_document_is_left_even_two_hops_away(by: str) -> None
     )
     assert result.graphs["train"].csr().toarray().tolist() == [[1, 0, 0], [0, 0, 1]]
     assert result.counts["test_anchors"] == 1
+    twins = replace(problem, texts=Texts(anchors.uids, ["a text 0", "a text 1", "a text 1"]))
+    known = {"documents": numbered("d", 2), "labels": numbered("l", 1), "y_train": sp.csr_matrix((2, 1))}
+    both = build_set(twins, Walk(hops=0), test=Texts(["a1"], ["a text 1"]), **known)
+    assert both.graphs["train"].csr().toarray().tolist() == [[1, 0, 0], [0, 0, 0]], "all that read as it does"
     open_walk = build_set(
         problem,
         Walk(hops=400),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -11,7 +13,7 @@ from ramen.base import make_base
 from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, within_budget
 from ramen.config import Base
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Problem, Texts
 from ramen.objective.triplet import Triplet
 from ramen.training.batches import StepSampler
 from ramen.training.negatives import GraphNegatives
@@ -32,12 +34,20 @@ def sampler_of(
     return StepSampler(make_base(base or Base(), told, Triplet()), batch_size, seed, separate, **budget)  # type: ignore[arg-type]
 
 
+def numbered(problem: Problem) -> dict[str, np.ndarray]:
+    """Text numbers of every role, as `TextTable` gives them."""
+    texts = {"documents": problem.train.texts, "labels": problem.labels.texts}
+    texts |= {f"anchors/{name}": anchors.texts.texts for name, anchors in problem.anchor_sets.items()}
+    numbers: dict[str, int] = {}
+    return {role: np.array([numbers.setdefault(t, len(numbers)) for t in items]) for role, items in texts.items()}
+
+
 def with_graphs(sampler: StepSampler, problem: Problem, keep: float = 1.0, sampling: str = "uniform") -> StepSampler:
     whole = graphs_of(problem)
     rng = np.random.default_rng(3)
     pruned = {n: {s: g.select(rng.random(g.num_edges) < keep) for s, g in sides.items()} for n, sides in whole.items()}
     on = {name: {"train": True, "labels": True} for name in whole}
-    sampler.use_graphs(pruned, whole, on, sampling)  # type: ignore[arg-type]
+    sampler.use_graphs(pruned, whole, on, sampling, numbered(problem))  # type: ignore[arg-type]
     sampler.pruned = pruned  # type: ignore[attr-defined]
     return sampler
 
@@ -104,6 +114,30 @@ def test_anchors_come_from_the_pruned_graph_and_masks_from_the_unpruned(tiny_pro
                 drew = {*zip(links.rows.tolist(), links.positive.tolist(), strict=True)}
                 assert drew >= {*zip(links.row.tolist(), links.drawn.tolist(), strict=True)}
                 assert set(items) - set(rows) == {i for i in items if kept.indptr[i] == kept.indptr[i + 1]}
+
+
+def test_an_anchor_that_reads_as_its_row_is_no_negative(tiny_problem: Problem) -> None:
+    links = tiny_problem.anchor_sets["links"]
+    # anchor 2 is document 7, anchor 5 is label 4, neither by an edge: cleaning takes those away
+    texts = list(links.texts.texts)
+    texts[2], texts[5] = tiny_problem.train.texts[7], tiny_problem.labels.texts[4]
+    edges = {side: getattr(links, side).tolil() for side in ("train", "labels")}
+    edges["train"][7, 2] = edges["labels"][4, 5] = 0
+    anchors = replace(links, texts=Texts(links.texts.uids, texts), **{s: e.tocsr() for s, e in edges.items()})
+    problem = replace(tiny_problem, anchor_sets={"links": anchors})
+    sampler = with_graphs(sampler_of(problem, batch_size=60), problem)
+    found = set()
+    for epoch in range(6):
+        step = sampler.step(sampler.epoch_order(epoch), epoch, 0)
+        batch = step.anchors["links"]
+        for side, items, links_of in (("train", step.documents, batch.document), ("labels", step.labels, batch.label)):
+            assert links_of is not None
+            extra = links_of.mask & ~(getattr(anchors, side).toarray()[items][:, batch.pool] > 0)
+            rows, columns = np.nonzero(extra)
+            found |= {
+                (side, int(items[row]), int(batch.pool[column])) for row, column in zip(rows, columns, strict=True)
+            }
+    assert found == {("train", 7, 2), ("labels", 4, 5)}
 
 
 def test_separate_pools_mask_the_other_sides_anchors(tiny_problem: Problem) -> None:

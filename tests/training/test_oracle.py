@@ -18,6 +18,7 @@ from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.stages import run_stage
 from ramen.training.loop import Trainer
 from ramen.training.oracle import FILES, enriched, read_oracle
+from ramen.training.session import Session
 
 from training_recipe import changed, history, same, train
 
@@ -75,6 +76,22 @@ def test_the_order_of_anchors_is_the_seeds_and_long_lists_are_cut(
         # the first of several is all that is left
         assert long.startswith(short) and short.startswith(text) and len(text) < len(short)
     assert sum(map(len, cut)) < sum(map(len, one))
+
+
+def test_it_reads_as_much_as_asked_from_a_folder_that_reads_less(
+    tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tiny_artifacts, tmp_path / "plain")  # a folder whose own limit is 16 tokens
+    seen: list[tuple[int, int]] = []
+    plain = Session.__init__
+
+    def look(self: Session, *args: object, **kwargs: object) -> None:
+        plain(self, *args, **kwargs)  # type: ignore[arg-type]
+        seen.append((self.encoder.settings.max_length, int(self.texts.store.lengths.max())))
+
+    monkeypatch.setattr(Session, "__init__", look)
+    train(tiny_artifacts, tmp_path / "guided", changed(encoder={"name": str(tmp_path / "plain/model")}, guidance=WITH))
+    assert [length for length, _ in seen] == [24, 16, 16] and seen[0][1] > 16
 
 
 def test_without_weights_the_encoder_is_what_it_is_without_an_oracle(

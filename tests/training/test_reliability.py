@@ -86,20 +86,31 @@ def test_killed_at_random_again_and_again_it_ends_bit_identical(
     assert len({path.name.removesuffix(".lock") for path in (tmp_path / "killed-work").iterdir()}) <= 1
 
 
-@pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize(
+    ("call", "more"),
+    [*((call, {}) for call in range(1, 7)), *((call, {"bandit": {"enabled": True, "period": 3}}) for call in (2, 5))],
+    ids=[*(f"call {call}" for call in range(1, 7)), "bandit 2", "bandit 5"],
+)
 def test_a_stop_while_encoding_loses_nothing(
-    tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+    tiny_artifacts: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: int,
+    more: dict[str, dict[str, Any]],
 ) -> None:
-    """Validation after an epoch and pruning between epochs stop at their next block, and are done again."""
-    train(tiny_artifacts, tmp_path / "whole")
+    """Validation after an epoch and pruning between epochs stop at their next block and are done again; what a bandit
+    is judged by, in the middle of a step, goes on to the step's end."""
+    sections = changed(**more)
+    train(tiny_artifacts, tmp_path / "whole", sections)
     calls, plain = 0, Session.embed
 
-    def stop(self: Session, texts: np.ndarray) -> np.ndarray:
+    def stop(self: Session, texts: np.ndarray, *, may_stop: bool = True) -> np.ndarray:
         nonlocal calls
-        calls += 1
-        if calls == call:
-            self.interrupted = True
-        return plain(self, texts)
+        if not more or not may_stop:
+            calls += 1
+            if calls == call:
+                self.interrupted = True
+        return plain(self, texts, may_stop=may_stop)
 
     monkeypatch.setattr(Session, "embed", stop)
     inputs = {
@@ -108,8 +119,8 @@ def test_a_stop_while_encoding_loses_nothing(
     }
     outputs = {"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"}
     with pytest.raises(Interrupted):
-        run_stage("prune-retrain", sections=SECTIONS, inputs=inputs, outputs=outputs)
-    run_stage("prune-retrain", sections=SECTIONS, inputs=inputs, outputs=outputs)
+        run_stage("prune-retrain", sections=sections, inputs=inputs, outputs=outputs)
+    run_stage("prune-retrain", sections=sections, inputs=inputs, outputs=outputs)
     for name, path in outputs.items():
         assert open_artifact(path, name).digest == open_artifact(tmp_path / "whole" / name, name).digest
 

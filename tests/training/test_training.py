@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
+from on_disk import on_disk
 
 from ramen.artifacts import open_artifact
-from ramen.errors import ConfigError, Interrupted, RamenError
+from ramen.config import Training
+from ramen.data.dataset import AnchorSet, Problem
+from ramen.data.subset import hide_labels
+from ramen.errors import ConfigError, DataError, Interrupted, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
+from ramen.training.batches import Step
+from ramen.training.loop import Trainer
+from ramen.training.session import split_validation
 
 from training_recipe import SECTIONS, changed, history, same, train
 
@@ -118,9 +127,6 @@ def test_rounds_stop_when_validation_stops_improving(tiny_artifacts: dict[str, P
 
 
 def test_held_out_documents_are_never_trained_on(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
-    from ramen.config import Training
-    from ramen.training.session import split_validation
-
     held_out, kept = split_validation(60, Training(validation_fraction=0.1))
     assert len(held_out) == 6 and len(kept) == 54 and not set(held_out) & set(kept)
     train(tiny_artifacts, tmp_path)
@@ -159,6 +165,48 @@ def test_a_stopped_stage_goes_on_where_it_was_and_ends_bit_identical(
     for name, path in outputs.items():
         assert open_artifact(path, name).digest == open_artifact(tmp_path / "whole" / name, name).digest
     assert not list((tmp_path / "ramen-work").iterdir()), "checkpoints are removed after success"
+
+
+def test_no_held_out_document_is_an_anchor_in_training(tiny_problem: Problem, tmp_path: Path) -> None:
+    # every label's anchors are its documents themselves: the edge to a held-out one is the very pair it validates
+    own = AnchorSet(tiny_problem.train, sp.identity(60, np.float32, "csr"), sp.csr_matrix(tiny_problem.y_train.T))
+    artifacts = on_disk(replace(tiny_problem, anchor_sets={"pages": own}), tmp_path)
+    train(artifacts, tmp_path, changed(training={"validation_fraction": 0.4}, pruning={"enabled": False}))
+    kept = split_validation(60, Training(validation_fraction=0.4))[1]
+    used = set(read_graphs(tmp_path / "pruned_graph")["pages"]["labels"].indices.tolist())
+    assert used <= set(kept.tolist()) and len(used) > 30
+
+
+def test_labels_hidden_from_training_are_in_no_step(
+    tiny_problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = hide_labels(tiny_problem, 0.4, seed=1)
+    seen, plain = set[int](), Trainer.train_step
+
+    def look(self: Trainer, step: Step) -> dict[str, float]:
+        seen.update(step.labels.tolist())
+        return plain(self, step)
+
+    monkeypatch.setattr(Trainer, "train_step", look)
+    train(on_disk(hidden, tmp_path), tmp_path, changed(base={"name": "ance", "refresh_from": 1, "random_labels": 1.0}))
+    assert hidden.candidates is not None and seen == set(range(30)) - set(hidden.candidates.tolist())
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_documents_for_a_step_are_refused(tiny_problem: Problem, tmp_path: Path, count: int) -> None:
+    y = tiny_problem.y_train.tolil()
+    y[count:] = 0
+    artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
+    with pytest.raises(DataError, match=f"too few training documents with a label for a step: {count}, and 0 held out"):
+        train(artifacts, tmp_path, changed(training={"validation_fraction": 0.0}))
+
+
+def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Problem, tmp_path: Path) -> None:
+    y = tiny_problem.y_train.tolil()
+    y[split_validation(60, Training(validation_fraction=0.1))[0]] = 0
+    artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
+    with pytest.raises(ConfigError, match=r"held-out document with a label.*raise training.validation_fraction"):
+        train(artifacts, tmp_path, changed(bandit={"enabled": True}))
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
