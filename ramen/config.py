@@ -13,16 +13,16 @@ Source tags are those of the methods notes: R-ICLR, R-WWW (RAMEN), ngame, OAK, p
 
 from __future__ import annotations
 
+import codecs
 import contextlib
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ramen.errors import ConfigError
+from ramen.errors import ConfigError, nearest
 
 PRESETS = Path(__file__).parent / "presets"
 PARAMS_FILE = "params.yaml"
@@ -61,6 +61,15 @@ class Data(Section):
     test_fraction: float = knob(0.2, "debian: share of source packages held out for test", gt=0, lt=1)
     seed: int = knob(0, "seed of the split and of the subset", ge=0)
 
+    @field_validator("encoding")
+    @classmethod
+    def _encoding_exists(cls, value: str) -> str:
+        try:
+            codecs.lookup(value)
+        except LookupError:
+            raise ValueError("no encoding of that name; utf-8 and latin-1 are the usual ones") from None
+        return value
+
 
 class Walk(Section):
     """Cleaning of the raw metadata graphs and the random walk with restart."""
@@ -74,7 +83,7 @@ class Walk(Section):
     top_k: int = knob(10, "neighbours kept per anchor, beside itself", "pyxclib", ge=1)
     max_new: int = knob(10, "new anchors added to a row at most; original edges always stay", ge=0)
     degree_cap: int = knob(500, "rows and anchors of a higher degree are left out of the walk", "pyxclib", ge=1)
-    volume: float = knob(1.0, "share of the raw edges kept, nested: 0.2 is part of 0.5", "R-ICLR T7", gt=0, le=1)
+    volume: float = knob(1.0, "share of the clean edges kept, nested: 0.2 is part of 0.5", "R-ICLR T7", gt=0, le=1)
     hub_cap: int = knob(300, "anchors with more edges than this are removed altogether; 0 = none, as published", ge=0)
     drop_label_anchors: bool = knob(False, "strict: drop document edges to anchors that are its own labels")
     threads: int = knob(0, "threads of the walk; 0 = all cores (the result does not depend on it)", ge=0)
@@ -470,7 +479,7 @@ def _extended(preset: str) -> list[str]:
     name: str | None = preset
     while name is not None:
         if name not in presets():
-            raise ConfigError(f"preset {name!r}: unknown; {_nearest(name, presets())}")
+            raise ConfigError(f"preset {name!r}: unknown; {nearest(name, presets())}")
         chain.insert(0, name)
         name = _read(PRESETS / f"{name}.yaml").get(EXTENDS)
     return chain
@@ -542,19 +551,13 @@ def _merge(tree: dict[str, Any], update: Mapping[str, Any], where: str) -> None:
 def _check_keys(tree: Mapping[str, Any], where: str) -> None:
     for section, values in tree.items():
         if section not in SECTIONS:
-            raise ConfigError(f"{where}: {section}: unknown section; {_nearest(str(section), SECTIONS)}")
+            raise ConfigError(f"{where}: {section}: unknown section; {nearest(str(section), SECTIONS)}")
         if values is not None and not isinstance(values, Mapping):
             raise ConfigError(f"{where}: {section}: expected a mapping, found {values!r}")
         fields = SECTIONS[section].model_fields
         for key in values or ():
             if key not in fields:
-                raise ConfigError(f"{where}: {section}.{key}: unknown; {_nearest(str(key), fields)}")
-
-
-def _nearest(name: str, valid: Iterable[str]) -> str:
-    names = list(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"valid names: {', '.join(names)}"
+                raise ConfigError(f"{where}: {section}.{key}: unknown; {nearest(str(key), fields)}")
 
 
 def _explain(error: ValidationError) -> list[str]:

@@ -14,7 +14,9 @@ traceback.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -94,3 +96,10 @@ def reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
     return cause.group(1) if cause else lines[0]
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """What to say of a name that is not among the valid ones."""
+    names = list(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"valid names: {', '.join(names)}"

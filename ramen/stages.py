@@ -184,6 +184,7 @@ def run_stage(
     values = {key: parse_section(key, sections.get(key, {})) for key in stage.sections}
     plain = {key: value.model_dump() for key, value in values.items()}
     opened = {key: open_artifact(path, key) for key, path in inputs.items()}
+    _belong_together(opened)
     track.params(flat_params(plain))
     for key, artifact in opened.items():
         track.dataset(key, artifact.digest, str(inputs[key]))
@@ -222,6 +223,22 @@ def run_stage(
         shutil.rmtree(work, ignore_errors=True)
     track.log(metrics)
     return metrics
+
+
+def _belong_together(opened: Mapping[str, Artifact]) -> None:
+    """What a stage reads must have been made from each other: rows of one are rows of the other.
+
+    Raises:
+        ArtifactError: an artifact was made from another one of a name than the one given.
+    """
+    for name, artifact in opened.items():
+        for source, digest in artifact.manifest["inputs"].items():
+            if source in opened and opened[source].digest != digest:
+                maker = next(stage.name for stage in STAGES.values() if name in stage.writes)
+                raise ArtifactError(
+                    f"{artifact.path}: was made from another {source} than {opened[source].path}; run `ramen {maker}` "
+                    f"again, or name the {source} that it was made from"
+                )
 
 
 def _assist(

@@ -178,3 +178,9 @@ def test_published_figures_are_those_of_the_paper() -> None:
     assert found["OAK", "OAK"]["p_at_1"] == 33.71
     assert published("LF-Wikipedia-500K")["RAMEN ICLR T14", "RAMEN(NGAME)"]["p_at_1"] == 85.9
     assert published("unknown") == {}
+
+
+def test_an_encoding_that_python_does_not_know_is_refused() -> None:
+    assert resolve(sets=["data.encoding=latin-1"]).data.encoding == "latin-1"
+    with pytest.raises(ConfigError, match=r"data.encoding.*no encoding of that name; utf-8 and latin-1"):
+        resolve(sets=["data.encoding=klingon"])

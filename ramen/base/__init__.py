@@ -7,12 +7,11 @@ else.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 
 from ramen.base.protocol import BaseAlgorithm, Problem
 from ramen.config import Base as Settings
-from ramen.errors import ConfigError
+from ramen.errors import ConfigError, nearest
 from ramen.objective.triplet import Triplet
 
 BASES: dict[str, str] = {
@@ -33,9 +32,7 @@ def make_base(settings: Settings, problem: Problem, triplet: Triplet) -> BaseAlg
         ConfigError: there is none of that name.
     """
     if settings.name not in BASES:
-        close = difflib.get_close_matches(settings.name, BASES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(BASES)}"
-        raise ConfigError(f"base.name = {settings.name!r}: unknown base algorithm; {hint}")
+        raise ConfigError(f"base.name = {settings.name!r}: unknown base algorithm; {nearest(settings.name, BASES)}")
     module, cls = BASES[settings.name].split(":")
     made: BaseAlgorithm = getattr(importlib.import_module(module), cls)(problem, settings, triplet)
     return made

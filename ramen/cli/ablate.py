@@ -74,6 +74,11 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
     cache = out / "cache"
     with environment_defaults({"MLFLOW_EXPERIMENT_NAME": EXPERIMENT}):
         found = _chosen(read_study(study, anchor_set_names(prepare(settings, cache))), rows)
+        for row in found.rows:  # before anything trains
+            try:
+                resolve(*row.sets)
+            except ConfigError as error:
+                raise ConfigError(f"study {study}: row {row.name!r}: {error}") from None
         outcomes: dict[str, list[Outcome]] = {row.name: [] for row in found.rows}
         for seed in numbers:  # seed by seed: a study that is stopped early still compares all rows
             for row in found.rows:

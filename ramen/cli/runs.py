@@ -63,10 +63,11 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
 
 
 def base_of(settings: Config) -> Config:
-    """The same configuration with graphs off, unregistered."""
+    """The same configuration with graphs off, also for an oracle to read, unregistered."""
     return settings.model_copy(
         update={
             "objective": settings.objective.model_copy(update={"graphs": False}),
+            "guidance": settings.guidance.model_copy(update={"enabled": False}),
             "index": settings.index.model_copy(update={"model": ""}),
         }
     )

@@ -61,6 +61,7 @@ class Rule:
     low: float | None = None
     high: float | None = None
     severity: Literal["critical", "warning"] = "critical"
+    file: str = "texts/test.parquet"
 
 
 RULES = (
@@ -73,11 +74,14 @@ RULES = (
     Rule("relations", "out_of_range", "{value} entries outside the {columns} columns", "check the indices", high=0),
     Rule("relations", "repeated", "{value} entries twice in a row", "keep each column once", high=0),
     Rule("relations", "unequal_one", "{value} values are not 1", "matrices are binary", high=0),
-    Rule("relations", "unlabelled", "{value} training documents have no label", "", high=0, severity="warning"),
-    Rule("problem", "documents", "expected training documents, found none", "", low=1),
+    Rule("relations", "unlabelled", "{value} documents have no label", "", high=0, severity="warning"),
+    Rule("problem", "documents", "expected training documents, found none", "", low=1,
+         file="texts/train.parquet"),
     Rule("problem", "test_documents", "expected test documents, found none", "", low=1),
-    Rule("problem", "labels", "expected at least two labels, found {value}", "", low=2),
-    Rule("problem", "pairs", "no training document has a label", "", low=1),
+    Rule("problem", "labels", "expected at least two labels, found {value}", "", low=2, file="texts/labels.parquet"),
+    Rule("problem", "pairs", "no training document has a label", "", low=1, file="labels/train.npz"),
+    Rule("problem", "test_pairs", "no test document has a label", "give some: every run is evaluated", low=1,
+         file="labels/test.npz"),
     Rule("problem", "overlap", "{value} test documents are training documents too (first: {first_overlap!r})",
          "remove them from one of the two", high=0),
     Rule("problem", "same_content", "{value} test documents have text and labels of a training document", "",
@@ -145,7 +149,7 @@ def _relations_frame(problem: Problem) -> pd.DataFrame:
             "repeated": _repeated(matrix, row_of),
             "unequal_one": matrix.data != 1,
         }
-        empty = np.diff(matrix.indptr) == 0 if name == "labels/train" else np.zeros(0, bool)
+        empty = np.diff(matrix.indptr) == 0 if name in ("labels/train", "labels/test") else np.zeros(0, bool)
         rows.append(
             {
                 "file": name,
@@ -183,11 +187,11 @@ def _problem_frame(problem: Problem) -> pd.DataFrame:
     overlap = [uid for uid in problem.test.uids if uid in trained]
     content = set(_contents(problem.train.texts, problem.y_train))
     facts = {
-        "file": "texts/test",
         "documents": len(problem.train),
         "test_documents": len(problem.test),
         "labels": len(problem.labels),
         "pairs": problem.y_train.nnz,
+        "test_pairs": problem.y_test.nnz,
         "overlap": len(overlap),
         "first_overlap": overlap[0] if overlap else "",
         "same_content": sum(item in content for item in _contents(problem.test.texts, problem.y_test)),
@@ -207,8 +211,9 @@ def _defects(rule: Rule, frame: pd.DataFrame, rows: list[int]) -> Iterator[Defec
         values = {str(key): value for key, value in frame.loc[index].items()}
         line = values.get("row") or values.get(f"{rule.column}_row") or None
         end = ".npz" if rule.frame == "relations" else ".parquet"
+        file = f"{values['file']}{end}" if "file" in values else rule.file
         says = rule.says.format(value=values[rule.column], **values)
-        yield Defect(str(values["file"]) + end, says, rule.mend, None if line is None else int(line))
+        yield Defect(file, says, rule.mend, None if line is None else int(line))
 
 
 # --- Great Expectations --------------------------------------------------------------------------------------

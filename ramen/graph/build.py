@@ -47,8 +47,6 @@ def build_set(
     """
     own = {"train": anchor_of(documents, anchors.texts), "labels": anchor_of(labels, anchors.texts)}
     raw = {"train": anchors.train, "labels": anchors.labels}
-    if settings.volume < 1:
-        raw = {side: thin(matrix, settings.volume, settings.seed) for side, matrix in raw.items()}
     counts = {f"{side}/raw": int(matrix.nnz) for side, matrix in raw.items()}
     removed = anchors_among(test, anchors.texts)
     counts["test_anchors"] = int(removed.sum())
@@ -59,6 +57,8 @@ def build_set(
         hubs = degree(clean) > settings.hub_cap
         counts["hub_anchors"] = int(hubs.sum())
         clean = {side: remove_edges(matrix, hubs, own[side]) for side, matrix in clean.items()}
+    if settings.volume < 1:  # last: which anchors are hubs is asked of all edges, so that less is part of more
+        clean = {side: thin(matrix, settings.volume, settings.seed) for side, matrix in clean.items()}
     counts |= {f"{side}/clean": int(matrix.nnz) for side, matrix in clean.items()}
     graphs = _walked(clean, own, settings)
     counts |= {f"{side}/walked": graph.num_edges for side, graph in graphs.items()}

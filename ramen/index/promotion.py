@@ -84,10 +84,10 @@ def gate(
     if holder is None or holder.get("dataset") != candidate.get("dataset"):
         return decision
     for metric, tolerance in settings.gate.items():
-        if metric not in holder:
-            continue
         if metric not in candidate:
             reasons.append(f"the evaluation has no {metric}, which index.gate compares")
+            continue
+        if metric not in holder:
             continue
         new, old = _number(candidate, metric), _number(holder, metric)
         decision.compared[metric] = (new, old, tolerance)
@@ -176,6 +176,7 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
             if decision.reasons:
                 raise GateRefused(f"{name} version {number}: {decision.refused}")
         _withdraw(client, name, before)
+        _take_up(client, name, number)
         _move(client, name, alias, number, before)
     return before
 
@@ -200,6 +201,7 @@ def rollback(name: str, alias: str) -> tuple[int, int]:
             )
         resolve_version(name, before)
         _withdraw(client, name, holder)
+        _take_up(client, name, int(before))
         client.set_registered_model_alias(name, alias, before)
     return holder, int(before)
 
@@ -208,6 +210,12 @@ def _withdraw(client: Any, name: str, version: int | None) -> None:
     """Note that a person took the alias from a version, so that no publisher hands it back."""
     if version is not None:
         client.set_model_version_tag(name, str(version), GATE_TAG, WITHDRAWN)
+
+
+def _take_up(client: Any, name: str, version: int) -> None:
+    """A version that a person gives the alias again is no longer withdrawn."""
+    if _tags(client, name, version).get(GATE_TAG) == WITHDRAWN:
+        client.set_model_version_tag(name, str(version), GATE_TAG, PASSED)
 
 
 def _move(client: Any, name: str, alias: str, version: int, before: int | None) -> None:

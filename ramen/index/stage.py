@@ -10,7 +10,7 @@ from typing import Any
 from ramen import config
 from ramen.artifacts import Artifact, Draft, write_text
 from ramen.data.dataset import Texts
-from ramen.errors import RamenError
+from ramen.errors import ConfigError, RamenError, nearest
 from ramen.index.build import ann_recall, build_index, exact_ids, tune
 from ramen.index.measuring import evenly, facts_of, folder_bytes, latencies, version_tags
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
@@ -113,8 +113,15 @@ def _register(
 
 
 def _evaluated(evaluation: Artifact, index: config.Index) -> dict[str, str]:
-    """The evaluation as tags: the headline, head, torso and tail, and whatever the gate compares."""
+    """The evaluation as tags: the headline, head, torso and tail, and whatever the gate compares.
+
+    Raises:
+        ConfigError: the gate compares what was not measured.
+    """
     measured = json.loads((evaluation.path / "metrics.json").read_text(encoding="utf-8"))
+    for metric in index.gate:
+        if metric not in measured:
+            raise ConfigError(f"index.gate: {metric}: not in {evaluation.path}; {nearest(metric, measured)}")
     wanted = {key for key in measured if "/" not in key or key.split("/")[0] in TAGGED_SLICES} | set(index.gate)
     return {key: str(measured[key]) for key in sorted(wanted & set(measured)) if _is_number(measured[key])}
 

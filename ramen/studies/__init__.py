@@ -14,9 +14,11 @@ from typing import Any
 
 import yaml
 
-from ramen.errors import ConfigError
+from ramen.errors import ConfigError, nearest
 
 FOLDER = Path(__file__).parent
+FIELDS = {"title", "rows", "rows_per_anchor_set"}
+ROW_FIELDS = {"name", "set", "against"}
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,27 @@ def read_study(name: str, anchor_sets: Sequence[str]) -> Study:
         raise ConfigError(f"study {name!r}: unknown; there are {', '.join(studies())}, or give a YAML file")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if unknown := set(tree) - FIELDS:
+            raise ConfigError(f"{sorted(unknown)[0]}: unknown; {nearest(sorted(unknown)[0], FIELDS)}")
         rows = [_row(row) for row in tree.get("rows", [])]
         for template in tree.get("rows_per_anchor_set", []):
             rows += [_row(template, anchor_set) for anchor_set in anchor_sets]
         title = str(tree["title"])
     except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: is no study ({error}); see ramen/studies for the form") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     names = [row.name for row in rows]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{path}: two rows are called {twice[0]!r}; names of rows must differ")
     if lost := {row.against for row in rows if row.against} - set(names):
         raise ConfigError(f"{path}: `against: {sorted(lost)[0]}` names no row; there are {', '.join(names)}")
     return Study(path.stem, title, tuple(rows))
 
 
 def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:
+    if unknown := set(tree) - ROW_FIELDS:
+        name = sorted(unknown)[0]
+        raise ConfigError(f"row {tree.get('name', '?')!r}: {name}: unknown; {nearest(name, ROW_FIELDS)}")
     sets = tuple(str(text).replace("{set}", anchor_set) for text in tree.get("set") or [])
     return Row(str(tree["name"]).replace("{set}", anchor_set), sets, str(tree.get("against", "")))

@@ -121,7 +121,8 @@ def classify(
     weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).numpy()
     share, metrics = _fuse(session, documents_ND, unseen_LD, weight)
     metrics |= {"classifier/loss": position.sums.get("loss", 0.0), "classifier/share": share}
-    print(f"classifier share {share:.1f} of the fused score", file=sys.stderr, flush=True)
+    chosen = "" if len(session.validation.documents) else ": nothing is held out that could choose it"
+    print(f"classifier share {share:.1f} of the fused score{chosen}", file=sys.stderr, flush=True)
     return Classified(weight, share, metrics)
 
 

@@ -29,7 +29,7 @@ from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
-from ramen.errors import ConfigError, DataError
+from ramen.errors import ConfigError, DataError, nearest
 from ramen.errors import Problem as Defect
 from ramen.graph.build import anchors_among
 from ramen.graph.metadata import Graph, read_graphs
@@ -130,6 +130,12 @@ class Session:
             count = len(self.trainer.base.problem.documents)
             found = f"too few training documents with a label for a step: {count}, and {len(held_out)} held out"
             raise DataError(Defect(str(dataset.path), found, "ingest more, or lower training.validation_fraction"))
+        tuner, steps = self.trainer.tuner, self.training.epochs * self.trainer.sampler.steps_per_epoch
+        if tuner is not None and steps < tuner.settings.period:
+            raise ConfigError(
+                f"bandit.period = {tuner.settings.period}: training has {steps} steps, so no window would end and the "
+                "weights would stay where chance put them; lower it, or set bandit.enabled=false"
+            )
         self.use_graphs(self.graphs)
 
     @property
@@ -139,6 +145,10 @@ class Session:
     def _used(self, graphs: dict[str, dict[str, Graph]]) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
         objective = self.objective
+        known = [f"{name}.{side}" for name in graphs for side in SIDE_NAMES.values()]
+        for name in objective.lambdas:
+            if name not in known:
+                raise ConfigError(f"objective.lambdas.{name}: no such regulariser; {nearest(name, known)}")
         named = chosen_sets(graphs, objective.negative_sets, "objective.negative_sets")
         negatives = None
         if objective.graph_negatives and self.settings.base.random_labels:
@@ -271,6 +281,7 @@ class Session:
 
     def start_from(self, model: Artifact) -> None:
         """Go on where a finished warm-up ended: optimiser, counters, history."""
+        _same_encoder(model, self.settings.encoder)
         load_state(model.path, self.trained, self.trainer.optimizer)
         base, offsets = self.trainer.base, read_offsets(model.path)
         with np.load(model.path / BASE_FILE, allow_pickle=False) as file:
@@ -280,6 +291,11 @@ class Session:
         position = self.trainer.position
         position.history = json.loads((model.path / HISTORY_FILE).read_text(encoding="utf-8"))
         position.epoch = len(position.history)
+        if position.epoch > self.training.epochs:
+            raise ConfigError(
+                f"training.epochs = {self.training.epochs}: {model.path} has {position.epoch} already; raise it, or "
+                "run `ramen warmup` again"
+            )
         position.bandit = json.loads((model.path / BANDIT_FILE).read_text(encoding="utf-8"))
         self.trainer.restore_tuner()
         position.global_step = position.epoch * self.trainer.sampler.steps_per_epoch
@@ -415,6 +431,21 @@ class Session:
 
         with on_stop(ask):
             yield
+
+
+def _same_encoder(model: Artifact, asked: Encoder) -> None:
+    """Training goes on with the encoder that was warmed up; another one would be asked for in vain.
+
+    Raises:
+        ConfigError: the knobs name another.
+    """
+    warmed = model.manifest["sections"]["encoder"]
+    for key in ("name", "max_length", "pooling"):
+        if warmed[key] != getattr(asked, key):
+            raise ConfigError(
+                f"encoder.{key} = {getattr(asked, key)}: {model.path} was warmed up with {warmed[key]}; run "
+                "`ramen warmup` again, or set it back"
+            )
 
 
 def training_graphs(path: Path, problem: Problem, training: Training) -> dict[str, dict[str, Graph]]:

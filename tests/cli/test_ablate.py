@@ -173,6 +173,18 @@ def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, her
     (here / "bad.yaml").write_text("title: x\nrows: [{name: a, against: b}]\n")
     with pytest.raises(ConfigError, match="`against: b` names no row; there are a"):
         read_study("bad.yaml", [])
+    for rows, says in (
+        ("[{name: a, sets: [training.lr=1]}]", r"bad.yaml: row 'a': sets: unknown; did you mean set\?"),
+        ("[{name: a}, {name: a}]", "two rows are called 'a'; names of rows must differ"),
+    ):
+        (here / "bad.yaml").write_text(f"title: x\nrows: {rows}\n")
+        with pytest.raises(ConfigError, match=says):
+            read_study("bad.yaml", [])
+    (here / "bad.yaml").write_text("title: x\nrows: [{name: a, set: [objective.graps=false]}]\n")
+    sets = [f"--set={key}={value}" for key, value in {**KNOBS, "data.path": tiny_source}.items()]
+    done = CliRunner().invoke(cli, ["ablate", *sets, "--study", "bad.yaml"])
+    assert done.exit_code == 2 and "study bad.yaml: row 'a': --set: objective.graps: unknown" in done.output
+    assert not list((here / "ablations/cache").glob("warmup-*"))
     for words in (["--rows", "nine"], ["--seeds", "x"]):
         done = CliRunner().invoke(
             cli, ["ablate", "--study", "design", f"--set=data.path={tiny_source}", "--set=data.source=xc", *words]

@@ -124,7 +124,7 @@ def test_warnings_do_not_stop_the_stage(xc_folder: Path, tmp_path: Path, caplog:
         ingest(xc_folder, tmp_path / "dataset", track)
     assert [record.message for record in caplog.records] == [
         f"texts/test.parquet:4: empty text, now {PLACEHOLDER}",
-        "labels/train.npz:8: 1 training documents have no label",
+        "labels/train.npz:8: 1 documents have no label",
     ]
     assert track.seen_tags == {"validation": "warnings"}
     assert open_artifact(tmp_path / "dataset", "dataset").counts["documents"] == 60
@@ -175,7 +175,9 @@ BROKEN: list[tuple[Callable[[Problem], Problem], list[str]]] = [
      ["texts/test.parquet: 1 test documents are training documents too (first: 'train-1'); "
       "remove them from one of the two"]),
     (lambda p: replace(p, y_train=sp.csr_matrix((60, 30), dtype=np.float32)),
-     ["texts/test.parquet: no training document has a label"]),
+     ["labels/train.npz: no training document has a label"]),
+    (lambda p: replace(p, y_test=sp.csr_matrix((20, 30), dtype=np.float32)),
+     ["labels/test.npz: no test document has a label; give some: every run is evaluated"]),
 ]  # fmt: skip
 
 

@@ -203,6 +203,21 @@ def test_jaccard_and_lonely_rows() -> None:
     assert lonely_rows(a, b) == 0.5 and jaccard(graph_of([[0]]), graph_of([[0]])) == 1
 
 
+def test_hubs_are_the_same_at_every_volume() -> None:
+    edges = sp.random(60, 8, 0.3, "csr", np.float32, random_state=0).sign().tolil()
+    edges[:, 0] = 1  # an anchor of everything
+    anchors = AnchorSet(numbered("a", 8), edges.tocsr(), sp.csr_matrix((2, 8), dtype=np.float32))
+    known = {"documents": numbered("d", 60), "labels": numbered("l", 2), "test": numbered("t", 1)}
+    known["y_train"] = sp.csr_matrix((60, 2))
+    kept = {
+        volume: {*zip(*build_set(anchors, Walk(hops=0, hub_cap=40, volume=volume), **known).graphs["train"].csr()
+                      .nonzero(), strict=True)}
+        for volume in (0.2, 0.5, 1.0)
+    }  # fmt: skip
+    assert kept[0.2] < kept[0.5] < kept[1.0] and 0 not in {column for _, column in kept[0.2]}
+    assert len(kept[0.5]) / len(kept[1.0]) == pytest.approx(0.5, abs=0.12)
+
+
 def test_a_smaller_volume_keeps_part_of_a_larger_one() -> None:
     from ramen.graph.build import thin
 

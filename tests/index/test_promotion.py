@@ -53,6 +53,22 @@ def test_decision_and_its_numbers_are_on_the_version(client: Any) -> None:
     assert json.loads(tags["gate.compared"]) == {"psp_at_5": [29.0, 31.0, 0.0]}
 
 
+def test_a_version_that_serves_again_is_no_longer_withdrawn(client: Any) -> None:
+    for psp in (30.0, 31.0):
+        offer("ramen", _answering(client, psp), GATE)
+    promote("ramen", "champion", "1")
+    assert (_tags(client, 1)["gate"], _tags(client, 2)["gate"]) == ("passed", "withdrawn")
+    assert rollback("ramen", "champion") == (1, 2)
+    assert (_tags(client, 1)["gate"], _tags(client, 2)["gate"]) == ("withdrawn", "passed")
+
+
+def test_a_metric_that_no_version_has_closes_the_gate(client: Any) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+    refused = offer("ramen", _answering(client, 1.0), Index(gate={"psp_at5": 0.0}))
+    assert refused.refused == "the evaluation has no psp_at5, which index.gate compares"
+    assert resolve_version("ramen", "champion") == 1
+
+
 def test_rollback_walks_back_through_the_holders_and_says_when_there_is_none(client: Any) -> None:
     for psp in (30.0, 31.0, 32.0):
         offer("ramen", _answering(client, psp), GATE)

@@ -14,9 +14,9 @@ from on_disk import on_disk
 
 from ramen.artifacts import open_artifact
 from ramen.config import Training
-from ramen.data.dataset import AnchorSet, Problem
+from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.data.subset import hide_labels
-from ramen.errors import ConfigError, DataError, Interrupted, RamenError
+from ramen.errors import ArtifactError, ConfigError, DataError, Interrupted, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
@@ -199,6 +199,55 @@ def test_too_few_documents_for_a_step_are_refused(tiny_problem: Problem, tmp_pat
     artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
     with pytest.raises(DataError, match=f"too few training documents with a label for a step: {count}, and 0 held out"):
         train(artifacts, tmp_path, changed(training={"validation_fraction": 0.0}))
+
+
+def test_names_of_regularisers_that_are_none_are_refused(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lambdas.link.label: no such regulariser; did you mean links.label"):
+        train(tiny_artifacts, tmp_path, changed(objective={"lambdas": {"link.label": 0.5}}))
+
+
+def test_a_bandit_without_a_whole_window_is_refused(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bandit.period = 30: training has 16 steps"):
+        train(tiny_artifacts, tmp_path, changed(bandit={"enabled": True}))
+
+
+@pytest.mark.parametrize(
+    ("section", "knobs", "says"),
+    [
+        ("encoder", {"name": "minilm"}, "encoder.name = minilm: .* was warmed up with tiny"),
+        ("encoder", {"max_length": 64}, "encoder.max_length = 64: .* was warmed up with 16"),
+        ("training", {"epochs": 1, "warmup_epochs": 1}, "training.epochs = 1: .* has 2 already"),
+    ],
+)
+def test_knobs_that_a_warmed_up_model_has_settled_are_refused(
+    tiny_artifacts: dict[str, Path], tmp_path: Path, section: str, knobs: dict[str, Any], says: str
+) -> None:
+    inputs = {name: tiny_artifacts[name] for name in ("dataset", "graph")}
+    run_stage("warmup", sections=SECTIONS, inputs=inputs, outputs={"warm_model": tmp_path / "warm_model"})
+    with pytest.raises(ConfigError, match=says):
+        run_stage(
+            "prune-retrain",
+            sections=changed(**{section: knobs}),
+            inputs={**inputs, "warm_model": tmp_path / "warm_model"},
+            outputs={"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"},
+        )
+
+
+def test_a_graph_of_other_data_is_refused_before_anything_trains(
+    tiny_problem: Problem, tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    names = tiny_problem.labels.uids
+    other = on_disk(replace(tiny_problem, labels=Texts(names, [*names[1:], names[0]])), tmp_path / "other")
+    mixed = {"dataset": tiny_artifacts["dataset"], "graph": other["graph"]}
+    with pytest.raises(ArtifactError, match=r"was made from another dataset than .*; run `ramen build-graph` again"):
+        run_stage("warmup", sections=SECTIONS, inputs=mixed, outputs={"warm_model": tmp_path / "warm_model"})
+    train(other, tmp_path)
+    mixed = {"dataset": other["dataset"], "model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"}
+    sections = {"encoder": SECTIONS["encoder"]}
+    run_stage("evaluate", sections=sections, inputs=mixed, outputs={"evaluation": tmp_path / "evaluation"})
+    mixed["dataset"] = tiny_artifacts["dataset"]
+    with pytest.raises(ArtifactError, match=r"was made from another dataset than .*; run `ramen prune-retrain` again"):
+        run_stage("evaluate", sections=sections, inputs=mixed, outputs={"evaluation": tmp_path / "again"})
 
 
 def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Problem, tmp_path: Path) -> None:

@@ -112,10 +112,11 @@ def _parse(
     text = b" ".join(chunk).replace(b":", b" ").decode().strip()
     numbers = np.fromstring(text, sep=" ") if text else np.zeros(0)  # numpy reads a blank string as [-1.]
     assert len(numbers) == 2 * counts.sum()
-    found = numbers[::2].astype(np.int64)
+    stated = numbers[::2]  # not whole numbers yet: one that fits no integer must not wrap around
+    found = np.minimum(stated, columns).astype(np.int64)
     row = np.repeat(np.arange(len(chunk)), counts)
-    for entry in islice(np.flatnonzero(found >= columns), 20):
-        expected = f"expected columns below {columns} (the header's), found {found[entry]}"
+    for entry in islice(np.flatnonzero(stated >= columns), 20):
+        expected = f"expected columns below {columns} (the header's), found {stated[entry]:.0f}"
         defects.add(path, expected, "columns count from zero", line=first + int(row[entry]))
     disordered = (np.diff(found) <= 0) & (np.diff(row) == 0)
     for entry in islice(np.flatnonzero(disordered), 20):
