@@ -184,6 +184,8 @@ def _test(path: Path, problem: Problem, graphs: Mapping[str, Mapping[str, Graph]
         kept = np.concatenate([graph.indices for graph in sides.values()])
         count = sides["train"].shape[1]
         raw = read_test_edges(path, name)
+        if raw is None:
+            log.warning("%s: the dataset has no edges of test documents, so theirs count as 0", name)
         none = sp.csr_matrix((len(problem.test), count), dtype=np.float32)
         edges[name] = none if raw is None else _without(raw, ~_numbered(count, kept))
     return Asked(problem.test, problem.y_test, problem.filter_test, edges)

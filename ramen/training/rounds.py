@@ -118,8 +118,9 @@ class Rounds:
 
     def _report(self, start: Mapping[str, Mapping[str, Graph]], thresholds: Mapping[str, float]) -> None:
         removed = {
-            key: 1 - self.pruned[name][side].num_edges / max(graph.num_edges, 1)
+            key: 1 - self.pruned[name][side].num_edges / graph.num_edges
             for name, side, key, graph in self._each(start)
+            if graph.num_edges
         }
         shares = " ".join(f"{key} {share:.1%} (cosine <= {thresholds[key]:.3f})" for key, share in removed.items())
         print(f"pruned {shares}", file=sys.stderr, flush=True)
