@@ -20,7 +20,6 @@ import psutil
 
 from pipelines.ramen import Outputs, build
 from ramen.config import Config
-from ramen.data import sources
 from ramen.errors import Interrupted, RamenError
 from ramen.provenance import ARM_ENV
 from ramen.stages import STAGES
@@ -99,10 +98,8 @@ def _signal_step(number: signal.Signals) -> None:
 
 
 def versions(settings: Config) -> dict[str, str]:
-    """What each stage's cached result depends on beside its inputs: its code, and for ingest the raw data."""
-    found = {name: stage.code_version() for name, stage in STAGES.items()}
-    found["ingest"] += "-" + sources.fingerprint(settings.data)[:12]
-    return found
+    """What each stage's cached result depends on beside its inputs."""
+    return {name: stage.cache_version(settings.data) for name, stage in STAGES.items()}
 
 
 def _link(place: Path, target: Path) -> Path:

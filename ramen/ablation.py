@@ -22,7 +22,6 @@ import numpy as np
 
 from ramen.artifacts import open_artifact, write_json
 from ramen.config import Config
-from ramen.data import sources
 from ramen.data.dataset import Problem
 from ramen.errors import ArtifactError
 from ramen.evaluation.metrics import ENCODER, by_document, inverse_propensity
@@ -77,9 +76,7 @@ def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> 
     sections = config.sections(stage.sections)
     inputs = {artifact: made[artifact] for artifact in stage.reads}
     digests = {artifact: open_artifact(path, artifact).digest for artifact, path in inputs.items()}
-    if not stage.reads:
-        digests = {"raw": sources.fingerprint(config.data)}
-    text = json.dumps([name, stage.code_version(), sections, digests], sort_keys=True)
+    text = json.dumps([name, stage.cache_version(config.data), sections, digests], sort_keys=True)
     folder = cache / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     receipt = folder / "metrics.json"
     if receipt.is_file():

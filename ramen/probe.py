@@ -31,7 +31,7 @@ from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
 from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, inverse_propensity
-from ramen.graph.build import anchors_among, remove_edges
+from ramen.graph.cleaning import anchors_among, remove_edges
 from ramen.graph.metadata import Graph, inverse_sqrt_degree, neighbour_means, read_graphs
 from ramen.retrieval import search
 from ramen.training.session import split_validation
@@ -106,12 +106,16 @@ def probe(
     """
     problem = Problem.read(dataset.path)
     graphs = read_graphs(graph.path)
-    held_out = split_validation(len(problem.train), _training(model, dataset, on_test) or config.training)[0]
-    if not on_test and not len(held_out):
-        raise DataError(
-            Defect(str(dataset.path), "no held-out document to ask", "set training.validation_fraction above 0")
-        )
-    asked = _test(dataset.path, problem, graphs) if on_test else _held_out(problem, graphs, held_out)
+    if on_test:
+        asked = _test(dataset.path, problem, graphs)
+    else:
+        training = config.training if model is None else _trained_with(model, dataset)
+        held_out, _ = split_validation(len(problem.train), training)
+        if not len(held_out):
+            raise DataError(
+                Defect(str(dataset.path), "no held-out document to ask", "set training.validation_fraction above 0")
+            )
+        asked = _held_out(problem, graphs, held_out)
     encoder = load_encoder(model.path if model else config.encoder.name, config.encoder)
     log.info("encoding %d documents and %d labels", len(asked.texts), len(problem.labels))
     vectors = encoder.encode(asked.texts.texts)
@@ -155,10 +159,8 @@ def probe(
     return {key: float(plain[key].mean()) for key in MEASURED if key in plain}, said
 
 
-def _training(model: Artifact | None, dataset: Artifact, on_test: bool) -> Training | None:
+def _trained_with(model: Artifact, dataset: Artifact) -> Training:
     """The section that a model was trained with, which says what it has not seen."""
-    if model is None or on_test:
-        return None
     if model.manifest["inputs"].get("dataset") != dataset.digest:
         raise ArtifactError(
             f"{model.path}: was not trained on {dataset.path}, so which of its documents it has seen is unknown; "
@@ -170,7 +172,7 @@ def _training(model: Artifact | None, dataset: Artifact, on_test: bool) -> Train
 def _held_out(problem: Problem, graphs: Mapping[str, Mapping[str, Graph]], rows: NDArray[np.int64]) -> Asked:
     """The documents that training holds out."""
     return Asked(
-        Texts([problem.train.uids[i] for i in rows], [problem.train.texts[i] for i in rows]),
+        problem.train.at(rows),
         problem.y_train[rows],
         problem.filter_train[rows],
         {name: sides["train"].csr()[rows] for name, sides in graphs.items()},

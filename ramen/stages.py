@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramen.artifacts import KINDS, Artifact, Draft, drafts, failed_io, open_artifact
 from ramen.errors import ArtifactError, Interrupted
@@ -28,6 +28,9 @@ from ramen.processes import rank
 from ramen.stopping import on_stop
 from ramen.tracking import NullTracker, Tracker, flat_params
 from ramen.work import alone, claim, release, work_directory
+
+if TYPE_CHECKING:
+    from ramen.config import Data
 
 PACKAGE = Path(__file__).parent
 
@@ -75,6 +78,16 @@ class Stage:
             for file in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
                 digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes() + b"\0")
         return digest.hexdigest()[:12]
+
+    def cache_version(self, data: Data) -> str:
+        """What a kept result depends on beside sections and inputs: the code, and for the first stage the raw data.
+
+        Raises:
+            DataError: there are no raw data.
+        """
+        from ramen.data import sources
+
+        return self.code_version() + ("" if self.reads else f"-{sources.fingerprint(data)[:12]}")
 
 
 _TRAINING_CODE = (
@@ -130,7 +143,7 @@ STAGES: dict[str, Stage] = {
             reads=("dataset", "pruned_graph", "model"),
             writes=("evaluation",),
             sections=("encoder", "scoring"),
-            code=("data/dataset.py", "encoder", "evaluation", "graph/metadata.py", "retrieval.py"),
+            code=("data/dataset.py", "encoder", "evaluation", "graph/cleaning.py", "graph/metadata.py", "retrieval.py"),
             impl="ramen.evaluation.stage:evaluate",
             gpu=True,
         ),
@@ -184,7 +197,7 @@ def run_stage(
     values = {key: parse_section(key, sections.get(key, {})) for key in stage.sections}
     plain = {key: value.model_dump() for key, value in values.items()}
     opened = {key: open_artifact(path, key) for key, path in inputs.items()}
-    _belong_together(opened)
+    belong_together(opened)
     track.params(flat_params(plain))
     for key, artifact in opened.items():
         track.dataset(key, artifact.digest, str(inputs[key]))
@@ -225,8 +238,8 @@ def run_stage(
     return metrics
 
 
-def _belong_together(opened: Mapping[str, Artifact]) -> None:
-    """What a stage reads must have been made from each other: rows of one are rows of the other.
+def belong_together(opened: Mapping[str, Artifact]) -> None:
+    """What is read together must have been made from each other: rows of one are rows of the other.
 
     Raises:
         ArtifactError: an artifact was made from another one of a name than the one given.

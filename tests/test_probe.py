@@ -95,6 +95,13 @@ def test_a_model_is_asked_what_it_has_not_seen_whatever_the_caller_says(
         probe(open_artifact(other["dataset"], "dataset"), opened[1], model, settings(), on_test=False)
 
 
+def test_a_graph_of_other_data_is_refused(planted: dict[str, Path], tmp_path: Path) -> None:
+    other = on_disk(replace(Problem.read(planted["dataset"]), y_test=sp.csr_matrix((40, LABELS))), tmp_path)
+    words = ["probe", f"--dataset={planted['dataset']}", f"--graph={other['graph']}", "--set=encoder.name=tiny"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 4 and "was made from another dataset than" in done.output
+
+
 def test_the_command_prints_both_tables_and_json(planted: dict[str, Path]) -> None:
     words = ["probe", *(f"--{name}={path}" for name, path in planted.items()), "--set=encoder.name=tiny"]
     done = CliRunner().invoke(cli, words, catch_exceptions=False)

@@ -16,9 +16,8 @@ ROWS = 4096
 
 
 def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
-    """The labels nearest to each document that are no true or ignored label of it, nor read as a true one does.
-
-    Of those that training may see.
+    """The labels nearest to each document, of those that training may see, that are no true or ignored label of it, nor
+    read as a true one does.
 
     Args:
         problem: whose documents, and what is known of their labels.
@@ -31,11 +30,11 @@ def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int)
     """
     most = int(np.diff(problem.known.indptr).max(initial=0))
     found = np.full((problem.y.shape[0], size), -1, np.int32)
-    competing = labels if len(problem.labels) == len(labels) else labels[problem.labels]
-    depth = min(size + most, len(competing))
+    candidates = problem.labels if len(problem.unseen) else None
+    depth = min(size + most, len(problem.labels))
     for start in range(0, len(problem.documents), ROWS):
         rows = problem.documents[start : start + ROWS]
-        ids = problem.labels[search(documents[rows], competing, depth)[0]]
+        ids, _ = search(documents[rows], labels, depth, candidates=candidates)
         wrong = ~_known(problem, rows, ids)
         place = np.cumsum(wrong, axis=1) - 1
         wrong &= place < size

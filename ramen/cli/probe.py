@@ -12,7 +12,7 @@ import click
 
 from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress
-from ramen.stages import default_path
+from ramen.stages import belong_together, default_path
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -48,13 +48,9 @@ def probe(
 
     settings = resolve()
     show_progress()
-    text, said = ask(
-        open_artifact(dataset, "dataset"),
-        open_artifact(graph, "graph"),
-        open_artifact(model, "model") if model else None,
-        settings,
-        on_test,
-    )
+    read = {"dataset": open_artifact(dataset, "dataset"), "graph": open_artifact(graph, "graph")}
+    belong_together(read)
+    text, said = ask(**read, model=open_artifact(model, "model") if model else None, config=settings, on_test=on_test)
     if as_json:
         sets = {name: dataclasses.asdict(found) for name, found in said.items()}
         click.echo(json.dumps({"text": text, "sets": sets}, indent=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,11 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self.uids)
+
+    def at(self, rows: Iterable[int]) -> Texts:
+        """Some items, in the order of `rows`."""
+        rows = list(rows)
+        return Texts([self.uids[i] for i in rows], [self.texts[i] for i in rows])
 
     @classmethod
     def read(cls, path: Path) -> Texts:

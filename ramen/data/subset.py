@@ -112,8 +112,7 @@ def _nonzero(matrix: sp.csr_matrix) -> sp.csr_matrix:
 
 def pick(texts: Texts, keep: NDArray[np.bool_]) -> Texts:
     """The chosen rows of a list of texts."""
-    rows = np.flatnonzero(keep)
-    return Texts([texts.uids[i] for i in rows], [texts.texts[i] for i in rows])
+    return texts.at(np.flatnonzero(keep))
 
 
 def select_anchors(anchors: AnchorSet, keep: NDArray[np.bool_]) -> AnchorSet:

@@ -52,6 +52,7 @@ class Rule:
         mend: what the user can do.
         low, high: bounds, None where open; both None = unique.
         severity: `critical` breaks the data.
+        file: where the defect is, if the frame's rows do not say it.
     """
 
     frame: str
@@ -61,7 +62,7 @@ class Rule:
     low: float | None = None
     high: float | None = None
     severity: Literal["critical", "warning"] = "critical"
-    file: str = "texts/test.parquet"
+    file: str = ""
 
 
 RULES = (
@@ -77,15 +78,15 @@ RULES = (
     Rule("relations", "unlabelled", "{value} documents have no label", "", high=0, severity="warning"),
     Rule("problem", "documents", "expected training documents, found none", "", low=1,
          file="texts/train.parquet"),
-    Rule("problem", "test_documents", "expected test documents, found none", "", low=1),
+    Rule("problem", "test_documents", "expected test documents, found none", "", low=1, file="texts/test.parquet"),
     Rule("problem", "labels", "expected at least two labels, found {value}", "", low=2, file="texts/labels.parquet"),
     Rule("problem", "pairs", "no training document has a label", "", low=1, file="labels/train.npz"),
     Rule("problem", "test_pairs", "no test document has a label", "give some: every run is evaluated", low=1,
          file="labels/test.npz"),
     Rule("problem", "overlap", "{value} test documents are training documents too (first: {first_overlap!r})",
-         "remove them from one of the two", high=0),
+         "remove them from one of the two", high=0, file="texts/test.parquet"),
     Rule("problem", "same_content", "{value} test documents have text and labels of a training document", "",
-         high=0, severity="warning"),
+         high=0, severity="warning", file="texts/test.parquet"),
 )  # fmt: skip
 
 

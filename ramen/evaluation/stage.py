@@ -26,7 +26,7 @@ from ramen.evaluation.metrics import evaluate as measure
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
 from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, slices
 from ramen.evaluation.report import SLICES, make_figures, render
-from ramen.graph.build import anchor_of, anchors_among, remove_edges
+from ramen.graph.cleaning import anchor_of, anchors_among, remove_edges
 from ramen.retrieval import search
 from ramen.tracking import Tracker
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ramen.config import Walk
 from ramen.data.dataset import AnchorSet, Texts
+from ramen.graph.cleaning import anchor_of, anchors_among, remove_edges, remove_pairs, thin
 from ramen.graph.metadata import Graph, degree
 from ramen.graph.walk import enrich, walk
 
@@ -77,53 +78,6 @@ def _walked(clean: dict[str, sp.csr_matrix], own: dict[str, NDArray[np.int64]], 
         side: union(matrix, *enrich(matrix, shares, own[side], settings.max_new, settings.threads))
         for side, matrix in clean.items()
     }
-
-
-def thin(matrix: sp.csr_matrix, volume: float, seed: int) -> sp.csr_matrix:
-    """A random share of the edges; what a smaller share keeps, a larger one keeps too."""
-    return _select(matrix, np.random.default_rng([seed, matrix.shape[0]]).random(matrix.nnz) < volume)
-
-
-def anchor_of(items: Texts, anchors: Texts) -> NDArray[np.int64]:
-    """The anchor that is the item itself, int64 [items], -1 = none: same uid, else same text.
-
-    Raw files without identifiers get numbered uids, so the title is what identifies a page there.
-    """
-    by_uid = {uid: i for i, uid in enumerate(anchors.uids)}
-    by_text = {text: i for i, text in enumerate(anchors.texts)}
-    found = (by_uid.get(uid, by_text.get(text, -1)) for uid, text in zip(items.uids, items.texts, strict=True))
-    return np.fromiter(found, np.int64, len(items))
-
-
-def anchors_among(items: Texts, anchors: Texts) -> NDArray[np.bool_]:
-    """Anchors that are one of the items, bool [M]: same uid or same text, several of one text included."""
-    uids, texts = set(items.uids), set(items.texts)
-    return np.fromiter((uid in uids or text in texts for uid, text in zip(anchors.uids, anchors.texts, strict=True)),
-                       bool, len(anchors))  # fmt: skip
-
-
-def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], own: NDArray[np.int64]) -> sp.csr_matrix:
-    """Drop edges to the marked anchors (bool [M]) and of a row to itself (`own` int64 [rows], -1 = none)."""
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    keep = ~anchors[matrix.indices] & (matrix.indices != own[rows]) & (matrix.data != 0)
-    return _select(matrix, keep)
-
-
-def remove_pairs(matrix: sp.csr_matrix, y: sp.csr_matrix, label_anchor: NDArray[np.int64]) -> sp.csr_matrix:
-    """Drop a document's edges to anchors that are its own labels; `label_anchor` int64 [L] maps label -> anchor."""
-    pairs = y.tocoo()
-    anchor = label_anchor[pairs.col]
-    known = anchor >= 0
-    flat = pairs.row[known].astype(np.int64) * matrix.shape[1] + anchor[known]
-    rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int64), np.diff(matrix.indptr))
-    return _select(matrix, ~np.isin(rows * matrix.shape[1] + matrix.indices, flat))
-
-
-def _select(matrix: sp.csr_matrix, keep: NDArray[np.bool_]) -> sp.csr_matrix:
-    indptr = np.concatenate([[0], np.cumsum(keep)])[matrix.indptr]
-    kept = sp.csr_matrix((np.ones(int(keep.sum()), np.float32), matrix.indices[keep], indptr), shape=matrix.shape)
-    kept.sort_indices()
-    return kept
 
 
 def union(matrix: sp.csr_matrix, new: NDArray[np.int32], shares: NDArray[np.float32]) -> Graph:

@@ -44,6 +44,7 @@ def publish_index(
             "publish-index registers in MLflow, but tracking is off: unset RAMEN_TRACKING, or set index.model to "
             "'' to write the retriever without registering it"
         )
+    evaluated = _evaluated(evaluation, index) if index.model else {}
     from ramen.encoder.labels import LABEL_FILES, encode_labels, fused_labels
     from ramen.encoder.loading import load_encoder
 
@@ -78,7 +79,7 @@ def publish_index(
     if index.model:
         size = folder_bytes(model.path, files) + folder_bytes(retriever.path, (INDEX_FILE, LABELS_FILE))
         tags = version_tags(facts, recall=recall, speed=speed, size=size)
-        tags |= _evaluated(evaluation, index) | {"dataset": dataset.digest, "model": model.digest}
+        tags |= evaluated | {"dataset": dataset.digest, "model": model.digest}
         receipt["registered"], registered = _register(retriever, model, index, track, tags, queries)
         metrics |= registered
     write_text(retriever.path / "receipt.json", json.dumps(receipt, indent=1, sort_keys=True) + "\n")

@@ -86,7 +86,7 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     }
     if wanted in ("documents", "both"):
         neighbours[DOCUMENTS_SET] = _documents(session, held_out)
-    means = {name: each.means(~each.hidden) for name, each in neighbours.items()}
+    means = {name: each.means(unseen=True) for name, each in neighbours.items()}
     shares = dict.fromkeys(means, 0.0)
     for _ in range(SWEEPS):
         for name, mean in means.items():
@@ -115,7 +115,7 @@ class _Neighbours:
         columns: int [E], rows of `vectors`.
         vectors: float32 [n, D].
         weights: float32 [n].
-        hidden: bool [E], edges that a held-out document must not see while it judges.
+        hidden: bool [E], edges that a held-out document must not see while it judges; None = there are none.
         shares: that are tried.
         prior: the mean of neighbours that weigh as much in all is halved; 0 = the mean as it is.
     """
@@ -124,13 +124,18 @@ class _Neighbours:
     columns: NDArray[Any]
     vectors: Vectors
     weights: Vectors
-    hidden: NDArray[np.bool_]
+    hidden: NDArray[np.bool_] | None = None
     shares: tuple[float, ...] = SHARES
     prior: float = 0.0
 
-    def means(self, keep: NDArray[np.bool_] | None = None) -> Vectors:
-        """Mean of each label's neighbours, by their weights, shrunk: float32 [L, D], 0 for a label without any."""
-        values = self.weights[self.columns] * (1.0 if keep is None else keep)
+    def means(self, unseen: bool = False) -> Vectors:
+        """Mean of each label's neighbours, by their weights, shrunk: float32 [L, D], 0 for a label without any.
+
+        `unseen`: without the hidden edges.
+        """
+        values = self.weights[self.columns]
+        if unseen and self.hidden is not None:
+            values = values * ~self.hidden
         shape = (len(self.indptr) - 1, len(self.vectors))
         return neighbour_means(
             sp.csr_matrix((values.astype(np.float32), self.columns, self.indptr), shape=shape), self.vectors, self.prior
@@ -143,7 +148,7 @@ def _anchors(session: Session, name: str, sides: Mapping[str, Graph]) -> _Neighb
     used, columns = np.unique(graph.indices, return_inverse=True)
     weights = np.ones(len(used), np.float32) if drawn is None else np.asarray(drawn[used], np.float32)
     vectors = session.embed(session.texts.roles[f"anchors/{name}"][used])
-    return _Neighbours(graph.indptr, columns, vectors, weights, np.zeros(len(columns), bool))
+    return _Neighbours(graph.indptr, columns, vectors, weights)
 
 
 def _documents(session: Session, held_out: NDArray[np.int64]) -> _Neighbours:

@@ -22,12 +22,12 @@ from ramen.base.sampling import keyed_rng
 from ramen.config import Sampling
 from ramen.data.dataset import Problem, Texts
 from ramen.errors import ArtifactError, ConfigError
-from ramen.graph.build import anchor_of, remove_pairs
+from ramen.graph.cleaning import anchor_of, remove_pairs
 from ramen.graph.metadata import Graphs, drawing_weights
 from ramen.objective.guidance import Oracle
 from ramen.tracking import Tracker
 from ramen.training.distributed import Processes
-from ramen.training.session import Session, Settings, chosen_sets, training_graphs
+from ramen.training.session import Session, Settings, chosen_sets, split_validation, training_graphs
 
 FOLDER = "oracle"
 """Of its checkpoints in the work directory, and its name as a tracked run."""
@@ -80,9 +80,9 @@ def train_oracle(
         raise ConfigError(
             "guidance.enabled: the dataset has no anchor sets, so an oracle would read what the encoder does"
         )
-    graphs = chosen_sets(
-        training_graphs(graph.path, problem, settings.training), guidance.anchor_sets, "guidance.anchor_sets"
-    )
+    held_out, _ = split_validation(len(problem.train), settings.training)
+    known = training_graphs(graph.path, problem, held_out)
+    graphs = chosen_sets(known, guidance.anchor_sets, "guidance.anchor_sets")
     reading = enriched(problem, graphs, objective.anchor_sampling, guidance.max_length, settings.training.seed)
     epochs = guidance.epochs
     own = replace(

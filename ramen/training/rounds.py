@@ -122,6 +122,8 @@ class Rounds:
             for name, side, key, graph in self._each(start)
             if graph.num_edges
         }
+        if not removed:
+            return
         shares = " ".join(f"{key} {share:.1%} (cosine <= {thresholds[key]:.3f})" for key, share in removed.items())
         print(f"pruned {shares}", file=sys.stderr, flush=True)
         if idle := [key for key, share in removed.items() if share < WARN_BELOW]:

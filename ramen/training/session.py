@@ -24,14 +24,13 @@ from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import keyed_rng
 from ramen.config import Base, Encoder, Objective, Section, Training
 from ramen.data.dataset import Problem
-from ramen.data.subset import pick
 from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import ConfigError, DataError, nearest
 from ramen.errors import Problem as Defect
-from ramen.graph.build import anchors_among
+from ramen.graph.cleaning import anchors_among
 from ramen.graph.metadata import Graph, read_graphs
 from ramen.objective.bandit import Bandit
 from ramen.objective.guidance import TERMS, Guidance, Oracle
@@ -115,7 +114,9 @@ class Session:
         torch.manual_seed(self.training.seed)
         self.problem = problem or Problem.read(dataset.path)
         self.oracle = oracle
-        known = training_graphs(graph.path, self.problem, self.training) if self._reads_graphs else {}
+        held_out, kept = split_validation(len(self.problem.train), self.training)
+        reads_graphs = self.objective.graphs or self.objective.augment_labels
+        known = training_graphs(graph.path, self.problem, held_out) if reads_graphs else {}
         self.graphs, self.graph_negatives = self._used(known) if self.objective.graphs else ({}, None)
         self._pairs = self._true_pairs(known)
         self.encoder = load_encoder(source, settings.encoder, max_length=max_length)
@@ -123,7 +124,6 @@ class Session:
         self.checkpoints = Checkpoints(draft.work, draft.task)
         self.extra_arrays: dict[str, NDArray[Any]] = {}
         self.interrupted = False
-        held_out, kept = split_validation(len(self.problem.train), self.training)
         self.validation = validation_set(self.problem, held_out)
         self.trainer = self._make_trainer(held_out, kept)
         if not self.trainer.sampler.steps_per_epoch:
@@ -137,10 +137,6 @@ class Session:
                 "weights would stay where chance put them; lower it, or set bandit.enabled=false"
             )
         self.use_graphs(self.graphs)
-
-    @property
-    def _reads_graphs(self) -> bool:
-        return self.objective.graphs or self.objective.augment_labels
 
     def _used(self, graphs: dict[str, dict[str, Graph]]) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
@@ -448,17 +444,15 @@ def _same_encoder(model: Artifact, asked: Encoder) -> None:
             )
 
 
-def training_graphs(path: Path, problem: Problem, training: Training) -> dict[str, dict[str, Graph]]:
-    """The graphs under `path` without the edges to held-out documents, where documents are anchors.
+def training_graphs(path: Path, problem: Problem, held_out: NDArray[np.int64]) -> dict[str, dict[str, Graph]]:
+    """The graphs under `path` without the edges to held-out documents (their rows), where documents are anchors.
 
     A label that is drawn to a document is trained on that pair; so, as no test document is an anchor (methods 3.3),
     none that validates is one.
     """
-    rows = split_validation(len(problem.train), training)[0]
-    held_out = pick(problem.train, np.isin(np.arange(len(problem.train)), rows))
-    graphs = read_graphs(path)
+    texts, graphs = problem.train.at(held_out), read_graphs(path)
     for name, sides in graphs.items():
-        hidden = anchors_among(held_out, problem.anchor_sets[name].texts)
+        hidden = anchors_among(texts, problem.anchor_sets[name].texts)
         graphs[name] = {side: graph.select(~hidden[graph.indices]) for side, graph in sides.items()}
     return graphs
 

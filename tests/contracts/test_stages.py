@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
+from pathlib import Path
 
 import pytest
 
 from ramen.artifacts import KINDS
 from ramen.config import SECTIONS
-from ramen.stages import STAGES, Stage
+from ramen.stages import PACKAGE, STAGES, Stage
 
 stages = pytest.mark.parametrize("stage", STAGES.values(), ids=list(STAGES))
 
@@ -49,6 +51,32 @@ def test_the_code_of_a_stage_includes_its_own_module(stage: Stage) -> None:
     module = importlib.util.find_spec(stage.impl.split(":")[0])
     assert module is not None and module.origin is not None
     assert any(str(path) in module.origin for path in stage.code_paths())
+
+
+SURROUNDINGS = ("__init__.py", "errors.py", "processes.py", "provenance.py", "stopping.py", "tracking")
+"""What runs and records a stage: no result depends on it."""
+
+
+def imported(file: Path) -> set[Path]:
+    """Modules of the package that a module imports, at its head or within a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    found = {PACKAGE.parent.joinpath(*name.split(".")) for name in names if name.startswith("ramen")}
+    files = {path.with_suffix(".py") for path in found} | {path / "__init__.py" for path in found}
+    return {path for path in files if path.is_file()}
+
+
+@stages
+def test_the_code_of_a_stage_includes_all_that_it_imports(stage: Stage) -> None:
+    reached, left = set[Path](), {PACKAGE.parent.joinpath(*stage.impl.split(":")[0].split(".")).with_suffix(".py")}
+    while left:
+        reached |= left
+        left = {path for file in left for path in imported(file)} - reached
+    kept = [*stage.code_paths(), *(PACKAGE / part for part in SURROUNDINGS)]
+    outside = {path for path in reached if not any(root in (path, *path.parents) for root in kept)}
+    assert not {str(path.relative_to(PACKAGE)) for path in outside}, "a change would leave old results in caches"
 
 
 def test_no_name_is_both_an_artifact_and_a_section() -> None:

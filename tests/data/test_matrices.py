@@ -61,6 +61,10 @@ BROKEN = [
     ("1 4\n0:1\n1:1\n", ":1: header says 1 rows, found 2"),
     ("1 4\n2:1 0:1\n", ":2: column 0 after column 2; columns of a row must be sorted and unique"),
     ("2 4\n\n1:1 1:1\n", ":3: column 1 twice; columns of a row must be sorted and unique"),
+    (
+        "1 99999999999999999999\n0:1\n",
+        ":1: expected at most 2147483647 rows and columns, found '1 99999999999999999999'",
+    ),
     (  # fits no integer
         "1 4\n9223372036854775808:1\n",
         ":2: expected columns below 4 (the header's), found 9223372036854775808; columns count from zero",

@@ -202,6 +202,8 @@ def test_each_kind_of_damage_names_its_place(xc_folder: Path, damage: Callable[[
         ('{"uid": "b", "title": "B", "target_ind": [3]}',
          ":2 [target_ind]: expected labels 0 to 2 (lines of the label file), found 3"),
         ('{"uid": "b", "title": "B", "target_ind": [1, 1]}', ":2 [target_ind]: a label twice in a row"),
+        ('{"uid": "b", "title": "B", "target_ind": [99999999999999999999]}',
+         ":2 [target_ind]: expected a list of integers, and as many `target_rel`"),
         ('{"uid": "b", "title": "B", "target_ind": ["1"]}',
          ":2 [target_ind]: expected a list of integers, and as many `target_rel`"),
         ('{"uid": "b"}', ":2 [title]: expected a JSON object with a text `title`"),

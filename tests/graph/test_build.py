@@ -13,6 +13,7 @@ from ramen.artifacts import drafts, open_artifact
 from ramen.config import Walk
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.graph.build import build_set, union
+from ramen.graph.cleaning import thin
 from ramen.graph.metadata import Graph, read_graphs
 from ramen.graph.pruning import edge_cosines, jaccard, lonely_rows, prune
 from ramen.stages import run_stage
@@ -219,8 +220,6 @@ def test_hubs_are_the_same_at_every_volume() -> None:
 
 
 def test_a_smaller_volume_keeps_part_of_a_larger_one() -> None:
-    from ramen.graph.build import thin
-
     matrix = sp.random(200, 50, 0.2, format="csr", rng=np.random.default_rng(0), dtype=np.float32)
     kept = {volume: {*zip(*thin(matrix, volume, 3).nonzero(), strict=True)} for volume in (0.2, 0.5, 1.0)}
     assert kept[0.2] < kept[0.5] < kept[1.0] == {*zip(*matrix.nonzero(), strict=True)}

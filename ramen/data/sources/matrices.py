@@ -17,6 +17,8 @@ _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _ROW = re.compile(rb"[ \t]*(?:\d+:%b(?:[ \t]+\d+:%b)*)?[ \t]*" % (_NUMBER, _NUMBER))
 _HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")
 _PAIR = re.compile(rb"\s*(\d+)[\s,]+(\d+)\s*")
+MOST = 2**31 - 1
+"""Rows and columns at most: indices are int32."""
 _CHUNK = 65_536
 """Rows parsed at a time."""
 
@@ -83,6 +85,9 @@ def _read_text(path: Path, defects: Defects) -> sp.csr_matrix:
         defects.add(path, f"expected a header `rows columns`, found {_show(header)}", line=1)
         return sp.csr_matrix((0, 0), dtype=np.float32)
     shape = int(match[1]), int(match[2])
+    if max(shape) > MOST:
+        defects.add(path, f"expected at most {MOST} rows and columns, found {_show(header)}", line=1)
+        return sp.csr_matrix((0, 0), dtype=np.float32)
     counts, columns, values = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     read = 0
     while chunk := [line for _, line in islice(lines, _CHUNK)]:

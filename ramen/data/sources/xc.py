@@ -179,7 +179,8 @@ def _targets(file: Path, item: dict[str, Any], number: int, defects: Defects) ->
     """Label indices of a document whose `target_rel` is not zero, sorted."""
     found = item.get("target_ind", [])
     weights = item.get("target_rel") or [1.0] * len(found if isinstance(found, list) else [])
-    if not isinstance(found, list) or not all(type(label) is int for label in found) or len(weights) != len(found):
+    whole = isinstance(found, list) and all(type(label) is int and abs(label) < 2**63 for label in found)
+    if not whole or len(weights) != len(found):
         expected = "expected a list of integers, and as many `target_rel`"
         defects.add(file, expected, line=number, field="target_ind")
         return []
