@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from ramen.cli import cli
 from ramen.errors import Interrupted, RamenError
 from ramen.provenance import pipeline_key
 from ramen.tracking import NullTracker, Tracker, list_pipeline_runs, open_tracker, start_pipeline_run
@@ -194,6 +196,21 @@ def test_pipeline_runs_are_listed_newest_first_without_their_stages() -> None:
     ]  # fmt: skip
 
 
+def test_to_ask_for_runs_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
+    asked = CliRunner().invoke(cli, ["compare"])
+    assert asked.exit_code == 1 and asked.output.startswith(f"error: no tracking database at sqlite:///{tmp_path}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("store")
+def test_a_store_without_pipelines_says_so() -> None:
+    with open_tracker("ingest"):
+        pass  # a stage alone is no pipeline
+    asked = CliRunner().invoke(cli, ["compare"])
+    assert asked.exit_code == 1 and "no pipeline runs in MLflow yet: `ramen run` makes them" in asked.output
+
+
 def test_tracking_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAMEN_TRACKING", "off")
@@ -202,6 +219,24 @@ def test_tracking_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.Monkey
         with track.child("round-1") as child:
             child.log({"a": 1.0})
     assert not list(tmp_path.iterdir())
+
+
+def test_processes_that_start_at_once_share_a_new_store(tmp_path: Path) -> None:
+    code = "import mlflow\nfrom ramen.tracking.runs import Store\ninput()\nprint(Store.connect().experiment_id)"
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/new.db"}
+    several = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for each in several:
+        assert each.stdin
+        each.stdin.write("\n")
+        each.stdin.flush()
+    said = [each.communicate() for each in several]
+    assert [out.strip() for out, _ in said] == ["1"] * 3, said
 
 
 def test_a_store_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

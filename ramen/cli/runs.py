@@ -155,6 +155,8 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
     from ramen.tracking import list_pipeline_runs
 
     found = list_pipeline_runs()
+    if not found:
+        raise RamenError("no pipeline runs in MLflow yet: `ramen run` makes them")
     chosen = select(found, runs) if runs else found[:last]
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(run) for run in chosen], indent=1, sort_keys=True))
@@ -163,7 +165,7 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
         [run.name, run.run_id[:8], _when(run.started), run.status.lower(), *tables.figures(run.metrics)]
         for run in chosen
     ]
-    tables.show(rows, ["run", "id", "started", "status", *tables.COLUMNS], text_columns=4, ends=len(rows) or 1)
+    tables.show(rows, ["run", "id", "started", "status", *tables.COLUMNS], text_columns=4, ends=len(rows))
 
 
 def select(found: Sequence[PipelineRun], wanted: Sequence[str]) -> list[PipelineRun]:

@@ -18,6 +18,7 @@ from urllib.parse import urlparse
 
 from ramen.errors import RamenError, reason
 from ramen.index.retriever import Retriever
+from ramen.tracking import require_store
 from ramen.tracking.journal import IMPATIENCE, PATIENCE, environment_defaults
 
 PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
@@ -148,10 +149,9 @@ def connect(must_exist: bool = False) -> Any:
     """A client; with `must_exist`, refuse rather than let MLflow create an empty database."""
     from mlflow import MlflowClient
 
-    uri = tracking_uri()
-    if must_exist and uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise RamenError(f"no tracking database at {uri}; run `ramen run` here or set MLFLOW_TRACKING_URI")
-    return MlflowClient(uri)
+    if must_exist:
+        require_store()
+    return MlflowClient(tracking_uri())
 
 
 @contextmanager

@@ -15,6 +15,8 @@ A store that cannot be reached when a stage starts ends it: nothing is lost yet.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import logging
 import math
@@ -185,7 +187,8 @@ class PipelineRun:
 
 
 def list_pipeline_runs(limit: int = 1000) -> list[PipelineRun]:
-    """Parent runs of pipelines, newest first. Raises RamenError if the store cannot be reached."""
+    """Parent runs of pipelines, newest first. Raises RamenError if the store is not there or cannot be reached."""
+    require_store()
     store = Store.connect()
     found = store.client.search_runs(
         [store.experiment_id], f"tags.`{PIPELINE_TAG}` = 'true'", max_results=limit, order_by=["start_time DESC"]
@@ -262,7 +265,7 @@ class Store:
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         try:
-            with environment_defaults(FEW_RETRIES):
+            with environment_defaults(FEW_RETRIES), _one_creator(mlflow.get_tracking_uri()):
                 client = mlflow.MlflowClient()
                 if run_id:
                     experiment = client.get_run(run_id).info.experiment_id
@@ -385,6 +388,34 @@ class MlflowTracker:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= PARAM_LIMIT else text[: PARAM_LIMIT - 3] + "..."
+
+
+def require_store() -> None:
+    """Raise RamenError for a database file that is not there, rather than let MLflow create an empty one."""
+    import mlflow
+
+    uri = str(mlflow.get_tracking_uri())
+    file = _database(uri)
+    if file and not file.is_file():
+        raise RamenError(f"no tracking database at {uri}; run `ramen run` here or set MLFLOW_TRACKING_URI")
+
+
+def _database(uri: str) -> Path | None:
+    """The file of a store that is a SQLite database; None for any other store."""
+    return Path.cwd() / uri.removeprefix("sqlite:///") if uri.startswith("sqlite:///") else None
+
+
+@contextmanager
+def _one_creator(uri: str) -> Iterator[None]:
+    """Of processes that open a database file at once, one makes its tables; MLflow alone would fail in the others."""
+    file = _database(uri)
+    if file is None:
+        yield
+        return
+    name = hashlib.sha256(f"{os.getuid()} {file}".encode()).hexdigest()[:16]
+    with (Path(tempfile.gettempdir()) / f"ramen-mlflow-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _experiment(client: Any, name: str) -> Any:
