@@ -68,6 +68,15 @@ def load_encoder(
     return _placed(SentenceEncoder(transformer, tokenizer, pooling, settings), device)
 
 
+def load_trained(folder: Path, settings: Settings) -> SentenceEncoder:
+    """Load an artifact `model`: how it pools and what it reads is its own, whatever the knobs say; `precision` is not.
+
+    Raises:
+        RamenError: as `load_encoder`.
+    """
+    return load_encoder(folder, settings.model_copy(update={"name": str(folder), "pooling": "auto"}))
+
+
 def _placed(encoder: SentenceEncoder, device: str | torch.device) -> SentenceEncoder:
     encoder = encoder.to(device)
     if encoder.device.type == "cpu":

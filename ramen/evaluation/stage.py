@@ -16,7 +16,7 @@ from ramen import config
 from ramen.artifacts import Artifact, Draft, open_artifact, write_json, write_text
 from ramen.data.dataset import Problem
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
-from ramen.encoder.loading import load_encoder
+from ramen.encoder.loading import load_trained
 from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
 from ramen.evaluation.contents import Measured, gather, unlabelled
@@ -111,7 +111,7 @@ def _retrieve(
     problem: Problem, model: Artifact, encoder: config.Encoder, scoring: config.Scoring
 ) -> tuple[Ranking, Ranking | None]:
     """Rankings by the encoder alone, and with the model's label context and classifiers if it has some."""
-    sentences = load_encoder(model.path, encoder)
+    sentences = load_trained(model.path, encoder)
     documents = sentences.encode(problem.test.texts)
     labels = encode_labels(sentences, model.path, problem.labels.texts)
     if not (np.isfinite(documents).all() and np.isfinite(labels).all()):
@@ -132,7 +132,7 @@ def _links(problem: Problem, model: Artifact, encoder: config.Encoder, scoring: 
     trained on: it is not asked about the edges alone that its own pruning kept. Those that it was trained on say how
     well the encoder has taken them up, not how it does on new ones.
     """
-    sentences = load_encoder(model.path, encoder)
+    sentences = load_trained(model.path, encoder)
     documents = sentences.encode(problem.train.texts)
     metrics = {}
     for name, each in sorted(problem.anchor_sets.items()):

@@ -75,9 +75,9 @@ class Retriever:
         facts = read_facts(index_dir)
         _check_files(index_dir, facts["files"])
         _check_files(encoder_dir, facts["encoder"])
-        from ramen.encoder.loading import load_encoder
+        from ramen.encoder.loading import load_trained
 
-        encoder = load_encoder(encoder_dir, EncoderSettings(name=str(encoder_dir)))
+        encoder = load_trained(encoder_dir, EncoderSettings())
         return cls(encoder, read_index(index_dir / INDEX_FILE), *read_texts(index_dir / LABELS_FILE))
 
     def query(self, texts: Sequence[str], k: int = DEFAULT_K) -> list[list[Hit]]:

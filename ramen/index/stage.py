@@ -46,11 +46,11 @@ def publish_index(
         )
     evaluated = _evaluated(evaluation, index) if index.model else {}
     from ramen.encoder.labels import LABEL_FILES, encode_labels, fused_labels
-    from ramen.encoder.loading import load_encoder
+    from ramen.encoder.loading import load_trained
 
     labels = Texts.read(dataset.path / "texts" / "labels.parquet")
     queries = evenly(Texts.read(dataset.path / "texts" / "test.parquet").texts or labels.texts, RECALL_SAMPLE)
-    sentences = load_encoder(model.path, encoder.model_copy(update={"name": str(model.path)}))
+    sentences = load_trained(model.path, encoder)
     labels_LD = fused_labels(model.path, encode_labels(sentences, model.path, labels.texts))
     built = build_index(labels_LD, index)
     recall_k = min(index.recall_k, len(labels))

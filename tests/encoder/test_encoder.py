@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ramen.config import Encoder
-from ramen.encoder.loading import load_encoder
+from ramen.encoder.loading import load_encoder, load_trained
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.packing import assign, row_length
 from ramen.encoder.tokens import TextTable, TokenStore
@@ -60,6 +60,8 @@ def test_cls_pooling_takes_the_first_token(tmp_path: Path) -> None:
     encoder = load_encoder("tiny", Encoder(precision="fp32", pooling="cls"))
     encoder.save(tmp_path)
     assert load_encoder(tmp_path, Encoder(precision="fp32")).pooling == "cls"
+    assert load_encoder(tmp_path, Encoder(pooling="mean")).pooling == "mean", "to start from, it is the knob that says"
+    assert load_trained(tmp_path, Encoder(pooling="mean")).pooling == "cls", "once trained, what it was trained with"
     assert not np.allclose(encoder.encode(TEXTS), load_encoder("tiny", Encoder(precision="fp32")).encode(TEXTS))
 
 
