@@ -1,14 +1,17 @@
 """Label context: what a label's neighbours add to its vector, at no cost when a query comes.
 
-Labels are known when the index is built, and so are their anchors and their training documents; a test document is
-not. So a label may be ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`,
+Labels are known when the index is built, and so are their anchors and their training documents; a test document is not.
+So a label may be ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`,
 computed once. Which sets help, and by how much, is asked of the held-out documents: the share with the best discounted
 gain (that of nDCG) stays if it also lowers the mean log rank of their labels by more than chance. The first looks at
 the top of the ranking, where a few hundred documents say little for certain; the second at all of it. So a graph that
-says nothing about the task is left out, whatever it is. (Not by the likelihood: a mean flattens the scores, and at a
-fixed temperature that alone looks like a gain.) The training documents are a set too, with and without graphs. Of a
-label with n of them the mean counts n / (n + PRIOR): one document says little about the next, and the text is the
-prior (docs/experiments.md: against the plain mean it keeps the recall and costs the first ranks and the tail nothing).
+says nothing about the task is left out, whatever it is. Of an anchor set the smallest share counts that is within one
+standard error of the best (the rule by which Breiman et al. 1984 choose a tree): chosen as the best, it cost the first
+place on other documents more than it won in depth (docs/experiments.md). (Not by the likelihood: a mean flattens the
+scores, and at a fixed temperature that alone looks like a gain.) The training documents are a set too, with and without
+graphs, and the first to be asked: what a graph adds is asked beside them, not in their place. Of a label with n of them
+the mean counts n / (n + PRIOR): one document says little about the next, and the text is the prior
+(docs/experiments.md: against the plain mean it keeps the recall and costs the first ranks and the tail nothing).
 
 Letters: L labels, M anchors of a set, D width.
 """
@@ -42,6 +45,8 @@ DOCUMENTS_SET = "training_documents"
 """Name of the training documents among the sets."""
 CERTAIN = 2.0
 """A share must win by this many standard errors of the difference, document by document."""
+PARSIMONY = 1.0
+"""Of an anchor set's shares the smallest counts that the best beats by no more than this many standard errors."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,12 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
         return None
     judges = Judges.of(session)
     active = session.active
-    neighbours = {
+    neighbours = {DOCUMENTS_SET: _documents(session, held_out)} if wanted in ("documents", "both") else {}
+    neighbours |= {
         name: _anchors(session, name, sides)
         for name, sides in pruned.items()
         if wanted in ("anchors", "both") and active[name]["labels"] and sides["labels"].num_edges
     }
-    if wanted in ("documents", "both"):
-        neighbours[DOCUMENTS_SET] = _documents(session, held_out)
     means = {name: each.means(unseen=True) for name, each in neighbours.items()}
     shares = dict.fromkeys(means, 0.0)
     for _ in range(SWEEPS):
@@ -93,10 +97,7 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
             others = labels + _total(means, {**shares, name: 0.0})
             tried = (0.0, *neighbours[name].shares)
             gain, log_rank = _judged(judges, others, mean, tried)
-            best = int(gain.mean(1).argmax())
-            fall = log_rank[0] - log_rank[best]
-            sure = fall.mean() > CERTAIN * fall.std() / np.sqrt(max(len(fall), 1))
-            shares[name] = tried[best] if sure else 0.0
+            shares[name] = tried[_chosen(gain, log_rank, neighbours[name].parsimony)]
     said = " ".join(f"{name} {share:g}" for name, share in shares.items())
     print(f"label context: shares {said}", file=sys.stderr, flush=True)
     if not any(shares.values()):
@@ -118,6 +119,7 @@ class _Neighbours:
         hidden: bool [E], edges that a held-out document must not see while it judges; None = there are none.
         shares: that are tried.
         prior: the mean of neighbours that weigh as much in all is halved; 0 = the mean as it is.
+        parsimony: as `PARSIMONY`.
     """
 
     indptr: NDArray[np.int64]
@@ -127,6 +129,7 @@ class _Neighbours:
     hidden: NDArray[np.bool_] | None = None
     shares: tuple[float, ...] = SHARES
     prior: float = 0.0
+    parsimony: float = PARSIMONY
 
     def means(self, unseen: bool = False) -> Vectors:
         """Mean of each label's neighbours, by their weights, shrunk: float32 [L, D], 0 for a label without any.
@@ -164,12 +167,31 @@ def _documents(session: Session, held_out: NDArray[np.int64]) -> _Neighbours:
         hidden,
         shares=DOCUMENT_SHARES,
         prior=PRIOR,
+        parsimony=0.0,
     )
 
 
 def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors:
     """The sum of the sets' means, each with its share: float32 [L, D]."""
     return np.asarray(sum((np.float32(shares[name]) * mean for name, mean in means.items())), np.float32)
+
+
+def _chosen(gain: NDArray[np.float64], log_rank: NDArray[np.float64], parsimony: float) -> int:
+    """Which share: the smallest whose gain the best beats by no more than `parsimony` errors, if it surely helps.
+
+    Args:
+        gain, log_rank: float64 [S, V], of the shares in ascending order, the first 0.
+        parsimony: standard errors of the difference, document by document.
+    """
+
+    def error(difference: NDArray[np.float64]) -> float:
+        return float(difference.std() / np.sqrt(max(len(difference), 1)))
+
+    best = int(gain.mean(1).argmax())
+    lost = [gain[best] - each for each in gain[: best + 1]]
+    smallest = next(share for share, each in enumerate(lost) if each.mean() <= parsimony * error(each))
+    fall = log_rank[0] - log_rank[smallest]
+    return smallest if fall.mean() > CERTAIN * error(fall) else 0
 
 
 def _judged(

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from on_disk import on_disk
-from scipy.stats import rankdata
+from scipy.stats import rankdata, ttest_rel
 
 from ramen.config import Encoder
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
-from ramen.training.context import PRIOR, _judged
+from ramen.training.context import PARSIMONY, PRIOR, _chosen, _judged
 from ramen.training.judging import Judges
 from ramen.training.session import Session
 
@@ -107,6 +107,26 @@ def test_training_documents_tell_what_a_label_is_about_too(
     expected = alone + share * encoder.encode([f"{word} {word} shop" for word in WORDS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(fused_labels(model, alone), expected, atol=1e-4)
+
+
+def test_a_graph_that_says_what_the_documents_say_is_left_out(coded: dict[str, Path], tmp_path: Path) -> None:
+    metrics = train(coded, tmp_path / "out", RECIPE | {"objective": {"label_context": "both"}})
+    assert metrics["context/training_documents"] > 0 and metrics["context/told"] == metrics["context/noise"] == 0
+
+
+def test_of_shares_as_good_as_the_best_the_smallest_is_chosen_and_none_that_wins_by_chance() -> None:
+    rng = np.random.default_rng(3)
+    noise = rng.normal(0, 0.05, (3, 400))
+    noise -= noise.mean(1, keepdims=True)  # so that the means are those that are written here
+    plain = rng.random(400)
+    half, best, lucky = plain + 0.1 + noise[0], plain + 0.101 + noise[1], plain + 0.002 + noise[2]
+    assert ttest_rel(best, half).pvalue > 0.3 and ttest_rel(lucky, plain).pvalue > 0.3
+    gain = np.stack([plain, half, best])
+    assert _chosen(gain, -gain, PARSIMONY) == 1 and _chosen(gain, -gain, 0.0) == 2
+    gain = np.stack([plain, lucky])
+    assert _chosen(gain, -gain, 0.0) == _chosen(gain, -gain, PARSIMONY) == 0
+    gain = np.stack([plain, half])
+    assert _chosen(gain, np.zeros_like(gain), PARSIMONY) == 0, "the whole ranking must gain too"
 
 
 def test_what_judges_a_classifier_is_not_in_the_labels_it_judges(
