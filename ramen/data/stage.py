@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 
 from ramen import config
 from ramen.artifacts import Draft
@@ -12,8 +12,6 @@ from ramen.data.subset import hide_labels
 from ramen.data.validation import validate
 from ramen.errors import DataError
 from ramen.tracking import Tracker
-
-log = logging.getLogger(__name__)
 
 
 def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, float]:
@@ -38,7 +36,7 @@ def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, fl
     if report.critical:
         raise DataError(*report.critical)
     for warning in report.warnings:
-        log.warning("%s", warning)
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
     problem.write(dataset.path)
     dataset.counts.update(counts(problem))
     return headline(problem)

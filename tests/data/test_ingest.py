@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import tzlocal
 
 from ramen.artifacts import open_artifact
 from ramen.config import Data
-from ramen.data import sources, stage, validation
+from ramen.data import sources, validation
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
 from ramen.errors import DataError
 from ramen.stages import run_stage
@@ -113,18 +112,17 @@ def test_a_failed_validation_writes_nothing_but_tracks_the_report(xc_folder: Pat
     assert track.seen_tags == {"validation": "failed"} and "validation/index.html" in track.files
 
 
-def test_warnings_do_not_stop_the_stage(xc_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_do_not_stop_the_stage(xc_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = xc_folder / "raw_data" / "test.raw.txt"
     file.write_text(file.read_text().replace(next(line for line in file.read_text().split("\n")[3:4]), "test-3->"))
     labels = (xc_folder / "trn_X_Y.txt").read_text().split("\n")
     labels[8] = ""
     (xc_folder / "trn_X_Y.txt").write_text("\n".join(labels))
     track = Recorder()
-    with caplog.at_level(logging.WARNING, logger=stage.__name__):
-        ingest(xc_folder, tmp_path / "dataset", track)
-    assert [record.message for record in caplog.records] == [
-        f"texts/test.parquet:4: empty text, now {PLACEHOLDER}",
-        "labels/train.npz:8: 1 documents have no label",
+    ingest(xc_folder, tmp_path / "dataset", track)
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: texts/test.parquet:4: empty text, now {PLACEHOLDER}",
+        "warning: labels/train.npz:8: 1 documents have no label",
     ]
     assert track.seen_tags == {"validation": "warnings"}
     assert open_artifact(tmp_path / "dataset", "dataset").counts["documents"] == 60
