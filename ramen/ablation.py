@@ -149,13 +149,15 @@ def summarise(outcomes: Sequence[Outcome], against: Sequence[Outcome] | None, ke
 
 
 def _error(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str, float]:
-    """Standard error over the test documents of the mean difference; nothing if the two rows have other data."""
+    """Standard error over the test documents of the mean difference; nothing of other data, or of a single document."""
     if any(ours.dataset != theirs.dataset for ours, theirs in zip(outcomes, against, strict=True)):
         return {}
     pairs = [
         (_by_document(ours.dataset, ours.evaluation), _by_document(theirs.dataset, theirs.evaluation))
         for ours, theirs in zip(outcomes, against, strict=True)
     ]
+    if any(len(values) < 2 for values in pairs[0][0].values()):
+        return {}
     return {
         key: float(np.mean([ours[key] - theirs[key] for ours, theirs in pairs], axis=0).std(ddof=1))
         / math.sqrt(len(pairs[0][0][key]))

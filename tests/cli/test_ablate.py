@@ -150,6 +150,13 @@ def test_a_row_of_the_encoder_alone_is_compared_as_it_is(tmp_path: Path) -> None
     assert not done.gain_error, "other data sets, other documents"
 
 
+def test_one_test_document_gives_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramen.ablation._by_document", lambda *_: {"p_at_1": np.array([100.0])})
+    (tmp_path / "quantiles.csv").write_text("bin,labels\n")
+    rows = [[Outcome({"p_at_1": value}, 1.0, tmp_path, tmp_path)] for value in (100.0, 0.0)]
+    assert summarise(*rows, ["p_at_1"]).gain_error == {}, "nan is no JSON"
+
+
 def tiny_test_labels(source: Path) -> dict[str, set[int]]:
     uids = [line.split("->")[0] for line in (source / "raw_data/test.raw.txt").read_text().splitlines()]
     rows = (source / "tst_X_Y.txt").read_text().splitlines()[1:]
