@@ -261,7 +261,13 @@ class Training(Section):
     weight_decay: float = knob(0.01, "AdamW decay; none on biases and layer norms", "ngame", ge=0)
     adam_eps: float = knob(1e-6, "AdamW epsilon", "ngame", gt=0)
     clip_norm: float = knob(1.0, "gradient norm is clipped to this; 0 = off", ge=0)
-    validation_fraction: float = knob(0.05, "share of training documents held out to choose the round", ge=0, lt=0.5)
+    validation_fraction: float = knob(
+        0.05,
+        "share of training documents held out to choose the round and the label context; whole groups, if the dataset "
+        "has them",
+        ge=0,
+        lt=0.5,
+    )
     checkpoint_minutes: float = knob(10.0, "minutes between checkpoints inside an epoch loop", gt=0)
     gradient_caching: bool = knob(
         False,

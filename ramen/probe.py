@@ -27,7 +27,7 @@ from ramen.base.sampling import keyed_rng
 from ramen.config import Config, Training
 from ramen.data.dataset import Problem, Texts, read_test_edges
 from ramen.encoder.labels import encode_labels, with_context
-from ramen.encoder.loading import load_encoder
+from ramen.encoder.loading import load_encoder, load_trained
 from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
 from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, inverse_propensity
@@ -110,13 +110,13 @@ def probe(
         asked = _test(dataset.path, problem, graphs)
     else:
         training = config.training if model is None else _trained_with(model, dataset)
-        held_out, _ = split_validation(len(problem.train), training)
+        held_out, _ = split_validation(problem, training)
         if not len(held_out):
             raise DataError(
                 Defect(str(dataset.path), "no held-out document to ask", "set training.validation_fraction above 0")
             )
         asked = _held_out(problem, graphs, held_out)
-    encoder = load_encoder(model.path if model else config.encoder.name, config.encoder)
+    encoder = load_trained(model.path, config.encoder) if model else load_encoder(config.encoder.name, config.encoder)
     log.info("encoding %d documents and %d labels", len(asked.texts), len(problem.labels))
     vectors = encoder.encode(asked.texts.texts)
     labels = encode_labels(encoder, model.path, problem.labels.texts) if model else encoder.encode(problem.labels.texts)

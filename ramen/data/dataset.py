@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,6 +18,7 @@ PLACEHOLDER = "[EMPTY]"
 
 
 CANDIDATES_FILE = "candidates.npy"
+GROUPS_FILE = "groups.npy"
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Problem:
             predictions in evaluation; CSR of the same shapes.
         anchor_sets: name -> anchors, in alphabetical order.
         candidates: int64, ascending: the labels that compete at test (zero-shot); None = all.
+        groups: int64 [N], the group of each training document where test documents were set aside by whole groups
+            (siblings, sites, sessions), so that held-out ones are too; None = each document is its own.
     """
 
     train: Texts
@@ -88,6 +92,7 @@ class Problem:
     filter_test: sp.csr_matrix
     anchor_sets: Mapping[str, AnchorSet] = field(default_factory=dict)
     candidates: NDArray[np.int64] | None = None
+    groups: NDArray[np.int64] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -103,6 +108,8 @@ class Problem:
             write_csr(path / "filters" / f"{name}.npz", getattr(self, f"filter_{name}"))
         if self.candidates is not None:
             np.save(path / CANDIDATES_FILE, self.candidates)
+        if self.groups is not None:
+            np.save(path / GROUPS_FILE, self.groups)
         for name, anchors in self.anchor_sets.items():
             folder = path / "anchors" / name
             anchors.texts.write(folder / "texts.parquet")
@@ -127,8 +134,30 @@ class Problem:
                 )
                 for folder in folders
             },
-            candidates=np.load(path / CANDIDATES_FILE) if (path / CANDIDATES_FILE).is_file() else None,
+            candidates=_read_optional(path / CANDIDATES_FILE),
+            groups=_read_optional(path / GROUPS_FILE),
         )
+
+
+def whole_groups(groups: NDArray[Any], order: Iterable[int], limit: int) -> NDArray[np.bool_]:
+    """Which items to take so that at most `limit` are taken, groups whole; one that no longer fits is passed over.
+
+    Args:
+        groups: int [n], the group of each item.
+        order: numbers of the groups, in which they are asked for.
+        limit: largest number of items.
+    """
+    sizes, left = np.bincount(groups), limit
+    taken = np.zeros(len(sizes), bool)
+    for group in order:
+        if sizes[group] <= left:
+            taken[group] = True
+            left -= int(sizes[group])
+    return np.asarray(taken[groups])
+
+
+def _read_optional(file: Path) -> NDArray[np.int64] | None:
+    return np.load(file) if file.is_file() else None
 
 
 def anchor_set_names(path: Path) -> list[str]:

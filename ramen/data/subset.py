@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.data.dataset import AnchorSet, Problem, Texts, whole_groups
 
 
 def share(name: str, *, seed: int, purpose: str) -> float:
@@ -33,14 +33,8 @@ def choose(groups: Sequence[str], limit: int, *, seed: int) -> NDArray[np.bool_]
     if not limit or len(groups) <= limit:
         return np.ones(len(groups), bool)
     names, group = np.unique(np.array(groups, dtype=object).astype(str), return_inverse=True)
-    sizes = np.bincount(group)
     order = sorted(range(len(names)), key=lambda i: share(str(names[i]), seed=seed, purpose="subset"))
-    kept, total = np.zeros(len(names), bool), 0
-    for index in order:
-        if total + sizes[index] <= limit:
-            kept[index] = True
-            total += int(sizes[index])
-    return np.asarray(kept[group])
+    return whole_groups(group, order, limit)
 
 
 def restrict(problem: Problem, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Problem:
@@ -63,6 +57,7 @@ def restrict(problem: Problem, train: NDArray[np.bool_], test: NDArray[np.bool_]
         filter_train=problem.filter_train[train][:, labels],
         filter_test=problem.filter_test[test][:, labels],
         anchor_sets=sets,
+        groups=None if problem.groups is None else problem.groups[train],
     )
 
 

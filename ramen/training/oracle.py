@@ -80,7 +80,7 @@ def train_oracle(
         raise ConfigError(
             "guidance.enabled: the dataset has no anchor sets, so an oracle would read what the encoder does"
         )
-    held_out, _ = split_validation(len(problem.train), settings.training)
+    held_out, _ = split_validation(problem, settings.training)
     known = training_graphs(graph.path, problem, held_out)
     graphs = chosen_sets(known, guidance.anchor_sets, "guidance.anchor_sets")
     reading = enriched(problem, graphs, objective.anchor_sampling, guidance.max_length, settings.training.seed)

@@ -23,7 +23,7 @@ from ramen.base.protocol import BaseAlgorithm
 from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import keyed_rng
 from ramen.config import Base, Encoder, Objective, Section, Training
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Problem, whole_groups
 from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
@@ -114,7 +114,11 @@ class Session:
         torch.manual_seed(self.training.seed)
         self.problem = problem or Problem.read(dataset.path)
         self.oracle = oracle
-        held_out, kept = split_validation(len(self.problem.train), self.training)
+        held_out, kept = split_validation(self.problem, self.training)
+        if self.training.validation_fraction and not len(held_out) and self.processes.rank == 0:
+            fraction = f"training.validation_fraction = {self.training.validation_fraction:g}"
+            too = "every group of documents is larger" if self.problem.groups is not None else "there are too few"
+            print(f"warning: {fraction} holds out no document, since {too}; raise it", file=sys.stderr, flush=True)
         reads_graphs = self.objective.graphs or self.objective.augment_labels
         known = training_graphs(graph.path, self.problem, held_out) if reads_graphs else {}
         self.graphs, self.graph_negatives = self._used(known) if self.objective.graphs else ({}, None)
@@ -485,11 +489,19 @@ def text_table(encoder: SentenceEncoder, problem: Problem) -> TextTable:
     return TextTable.build(encoder.tokenizer, roles, encoder.settings.max_length)
 
 
-def split_validation(documents: int, training: Training) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(held out, kept) rows of the training documents, int64, sorted."""
-    shuffled = keyed_rng(training.seed, "validation").permutation(documents)
+def split_validation(problem: Problem, training: Training) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(held out, kept) rows of the training documents, int64, sorted.
+
+    Where the dataset has groups they are held out whole, as they were set aside for test: a held-out document with a
+    sibling in training is an easier one than those that are served.
+    """
+    rng, documents = keyed_rng(training.seed, "validation"), len(problem.train)
     cut = round(documents * training.validation_fraction)
-    return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])
+    if problem.groups is None:
+        shuffled = rng.permutation(documents)
+        return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])
+    held_out = whole_groups(problem.groups, rng.permutation(int(problem.groups.max(initial=-1)) + 1), cut)
+    return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 
 def validation_set(problem: Problem, documents: NDArray[np.int64]) -> Validation:

@@ -214,6 +214,9 @@ def test_siblings_never_straddle_the_split() -> None:
         test = {packages[uid].source for uid in problem.test.uids}
         assert train and test and not train & test
         assert len(train | test) == 60 and 5 < len(test) < 35
+        assert problem.groups is not None, "held-out documents are split off in the same way"
+        sources = [packages[uid].source for uid in problem.train.uids]
+        assert len(set(zip(sources, problem.groups, strict=True))) == len(set(sources)) == len(set(problem.groups))
 
 
 def test_the_split_of_a_source_does_not_depend_on_the_others() -> None:

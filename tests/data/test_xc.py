@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import scipy.sparse as sp
 
@@ -60,6 +61,34 @@ def test_a_written_problem_reads_back(tiny_problem: Problem, xc_folder: Path) ->
         got = found.anchor_sets[name]
         assert got.texts == anchors.texts
         assert same(got.train, anchors.train) and same(got.labels, anchors.labels) and same(got.test, anchors.test)
+
+
+def test_groups_of_documents_are_read_kept_and_restricted(xc_folder: Path, tmp_path: Path) -> None:
+    assert xc.read(settings(xc_folder)).groups is None
+    sites = [f"site {i // 7}" for i in range(60)]
+    (xc_folder / "trn_groups.txt").write_text("\n".join(sites) + "\n")
+    whole = xc.read(settings(xc_folder))
+    assert whole.groups is not None and (np.diff(whole.groups) != 0).sum() == len(set(sites)) - 1
+    whole.write(tmp_path / "dataset")
+    np.testing.assert_array_equal(Problem.read(tmp_path / "dataset").groups, whole.groups)
+    part = xc.read(settings(xc_folder, max_documents=40))
+    row = {uid: i for i, uid in enumerate(whole.train.uids)}
+    assert part.groups is not None and len(part.train) < 40
+    np.testing.assert_array_equal(part.groups, [whole.groups[row[uid]] for uid in part.train.uids])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\nb\n", "trn_groups.txt: expected a line for each of 60 training documents, found 2; line i is"),
+        ("a\n" * 8 + "\n" + "a\n" * 51, "trn_groups.txt:9: expected the name of a group, found an empty line"),
+    ],
+)
+def test_broken_groups(xc_folder: Path, text: str, expected: str) -> None:
+    (xc_folder / "trn_groups.txt").write_text(text)
+    with pytest.raises(DataError) as caught:
+        xc.read(settings(xc_folder))
+    assert expected in str(caught.value)
 
 
 def test_json_layout_and_the_text_rule(tmp_path: Path) -> None:

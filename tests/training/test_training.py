@@ -126,11 +126,37 @@ def test_rounds_stop_when_validation_stops_improving(tiny_artifacts: dict[str, P
     assert len(history(tmp_path / "model")) == 5
 
 
-def test_held_out_documents_are_never_trained_on(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
-    held_out, kept = split_validation(60, Training(validation_fraction=0.1))
+def test_held_out_documents_are_never_trained_on(
+    tiny_problem: Problem, tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    held_out, kept = split_validation(tiny_problem, Training(validation_fraction=0.1))
     assert len(held_out) == 6 and len(kept) == 54 and not set(held_out) & set(kept)
     train(tiny_artifacts, tmp_path)
     assert open_artifact(tmp_path / "model", "model").counts["documents"] == 54
+
+
+def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> None:
+    groups = np.repeat([0, 1, 2, 3, 4], [12, 4, 4, 20, 20])
+    problem = replace(tiny_problem, groups=groups)
+    wanted = set()
+    for seed in range(5):
+        held_out, kept = split_validation(problem, Training(validation_fraction=0.2, seed=seed))
+        assert not set(groups[held_out]) & set(groups[kept]) and sorted([*held_out, *kept]) == list(range(60))
+        assert len(held_out) in (8, 12), "of 12 at most: one group of 12, or both of 4; 20 never fit"
+        wanted.add(tuple(held_out))
+    assert len(wanted) == 2, "the seed chooses"
+    artifacts = on_disk(problem, tmp_path)
+    train(artifacts, tmp_path, changed(training={"validation_fraction": 0.2}))
+    assert open_artifact(tmp_path / "model", "model").counts["validation_documents"] in (8, 12)
+
+
+def test_groups_too_large_to_be_held_out_are_told(
+    tiny_problem: Problem, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    artifacts = on_disk(replace(tiny_problem, groups=np.repeat([0, 1], 30)), tmp_path)
+    train(artifacts, tmp_path, changed(training={"epochs": 2, "validation_fraction": 0.1}, pruning={"enabled": False}))
+    said = "warning: training.validation_fraction = 0.1 holds out no document, since every group of documents is larger"
+    assert said in capfd.readouterr().err
 
 
 class StopAt(NullTracker):
@@ -172,7 +198,7 @@ def test_no_held_out_document_is_an_anchor_in_training(tiny_problem: Problem, tm
     own = AnchorSet(tiny_problem.train, sp.identity(60, np.float32, "csr"), sp.csr_matrix(tiny_problem.y_train.T))
     artifacts = on_disk(replace(tiny_problem, anchor_sets={"pages": own}), tmp_path)
     train(artifacts, tmp_path, changed(training={"validation_fraction": 0.4}, pruning={"enabled": False}))
-    kept = split_validation(60, Training(validation_fraction=0.4))[1]
+    kept = split_validation(tiny_problem, Training(validation_fraction=0.4))[1]
     used = set(read_graphs(tmp_path / "pruned_graph")["pages"]["labels"].indices.tolist())
     assert used <= set(kept.tolist()) and len(used) > 30
 
@@ -252,7 +278,7 @@ def test_a_graph_of_other_data_is_refused_before_anything_trains(
 
 def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Problem, tmp_path: Path) -> None:
     y = tiny_problem.y_train.tolil()
-    y[split_validation(60, Training(validation_fraction=0.1))[0]] = 0
+    y[split_validation(tiny_problem, Training(validation_fraction=0.1))[0]] = 0
     artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
     with pytest.raises(ConfigError, match=r"held-out document with a label.*raise training.validation_fraction"):
         train(artifacts, tmp_path, changed(bandit={"enabled": True}))

@@ -91,6 +91,7 @@ def build(archive: dict[str, Package], settings: config.Data) -> Problem:
         _matrix(train, own, position),
         _matrix(test, answers, position),
         _anchor_sets(archive, train, test, labels),
+        groups=np.unique([archive[name].source for name in train], return_inverse=True)[1].astype(np.int64),
     )
 
 

@@ -5,6 +5,8 @@ What is looked for, the first that is there (each `.txt` also as `.txt.gz`, each
 - texts: `trn.json`, `raw_data/train.raw.txt`, `raw/trn_X.txt`; `tst`/`test` and `lbl`/`label` (`raw/Y.txt`) likewise;
 - labels of documents: `trn_X_Y.npz`, `trn_X_Y.txt`, `Y.trn.npz`, else `target_ind` of `trn.json`; `tst` likewise;
 - filters: `filter_labels_train.txt`, `trn_filter_labels.txt` (Renee), else none; `test`/`tst` likewise;
+- groups of training documents: `trn_groups.txt`, a name for each (its site, session, author), where test documents were
+  set aside by whole groups; else each document is its own;
 - anchor set S: `S_trn_X_Y.*` and `S_lbl_X_Y.*`, for oracles `S_tst_X_Y.*`; texts `raw_data/S.raw.txt` or `S.raw.txt`.
   `S_renee_*` are a linker's predictions, not links, and are left alone.
 
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import NDArray
 
 from ramen import config
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
@@ -47,6 +50,7 @@ _FILTERS = {
     "train": ("filter_labels_train.txt", "trn_filter_labels.txt"),
     "test": ("filter_labels_test.txt", "tst_filter_labels.txt"),
 }
+_GROUPS = "trn_groups.txt"
 _GRAPH = re.compile(r"(?P<set>[A-Za-z0-9_-]+?)_(?:trn|lbl|tst)_X_Y\.(?:npz|txt|txt\.gz)")
 
 
@@ -76,6 +80,7 @@ def read(settings: config.Data) -> Problem:
     defects.raise_if_any()
     filters = {kind: _read_filter(folder, kind, y[kind].shape, defects) for kind in _FILTERS}
     counts = {"trn": len(train.texts), "lbl": len(labels.texts), "tst": len(test.texts)}
+    groups = _read_groups(folder, len(train.texts), settings, defects)
     anchor_sets = {name: _read_anchors(folder, name, counts, settings, defects) for name in anchor_set_names(folder)}
     defects.raise_if_any()
     problem = Problem(
@@ -87,6 +92,7 @@ def read(settings: config.Data) -> Problem:
         filters["train"],
         filters["test"],
         anchor_sets,
+        groups=groups,
     )
     return _subset(problem, settings)
 
@@ -237,6 +243,20 @@ def _of_shape(
 def _read_filter(folder: Path, kind: str, shape: tuple[int, int], defects: Defects) -> sp.csr_matrix:
     file = _find(folder, _FILTERS[kind])
     return sp.csr_matrix(shape, dtype=np.float32) if file is None else read_pairs(file, shape, defects)
+
+
+def _read_groups(folder: Path, documents: int, settings: config.Data, defects: Defects) -> NDArray[np.int64] | None:
+    file = _find(folder, [_GROUPS])
+    if file is None:
+        return None
+    names = [name.strip() for _, name in decoded_lines(file, settings.encoding, defects)]
+    for number, name in enumerate(names, 1):
+        if not name:
+            defects.add(file, "expected the name of a group, found an empty line", "name every document's", line=number)
+    if len(names) != documents:
+        expected = f"expected a line for each of {documents} training documents, found {len(names)}"
+        defects.add(file, expected, "line i is the group of document i")
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
 def _read_anchors(
