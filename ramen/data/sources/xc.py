@@ -106,7 +106,8 @@ def anchor_set_names(folder: Path) -> list[str]:
 def _subset(problem: Problem, settings: config.Data) -> Problem:
     if not 0 < settings.max_documents < len(problem.train) + len(problem.test):
         return problem
-    groups = [f"train {uid}" for uid in problem.train.uids] + [f"test {uid}" for uid in problem.test.uids]
+    train = problem.train.uids if problem.groups is None else problem.groups.tolist()
+    groups = [f"train {each}" for each in train] + [f"test {uid}" for uid in problem.test.uids]
     keep = choose(groups, settings.max_documents, seed=settings.seed)
     return restrict(problem, keep[: len(problem.train)], keep[len(problem.train) :])
 
