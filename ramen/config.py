@@ -99,7 +99,8 @@ class Encoder(Section):
     )
     pooling: Literal["auto", "mean", "cls"] = knob("auto", "auto = what the model's own config says, else mean")
     precision: Literal["auto", "bf16", "fp32"] = knob(
-        "auto", "arithmetic of the forward and backward pass; auto = bf16 where the hardware has it (AMX, CUDA)"
+        "auto",
+        "arithmetic of the forward and backward pass; auto = bf16 where the hardware has it (AMX, AVX512-BF16, CUDA)",
     )
     dropout: float = knob(
         0.0, "dropout of every layer while training; negative = what the model's config says", ge=-1, lt=1

@@ -38,6 +38,8 @@ MASKED = -3e4
 
 EMBED_TOKENS = {"cpu": 2048, "cuda": 65_536}
 """Tokens encoded at a time without gradients: on a CPU what stays in its caches."""
+BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
+"""CPU features with which bf16 products are several times as quick as float32 (Intel since 2021, AMD since Zen 4)."""
 
 
 class SentenceEncoder(nn.Module):
@@ -270,13 +272,8 @@ def use_bf16(precision: str, device_type: str) -> bool:
         return precision == "bf16"
     if device_type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capability = getattr(torch.backends.cpu, "get_cpu_capability", lambda: "")()
-    return "AVX512" in capability and _has_amx()
-
-
-def _has_amx() -> bool:
-    check = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool(check and check())
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in BF16_INSTRUCTIONS)
 
 
 def quiet() -> None:

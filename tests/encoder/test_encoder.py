@@ -10,7 +10,7 @@ import torch
 
 from ramen.config import Encoder
 from ramen.encoder.loading import load_encoder, load_trained
-from ramen.encoder.model import SentenceEncoder
+from ramen.encoder.model import SentenceEncoder, use_bf16
 from ramen.encoder.packing import assign, row_length
 from ramen.encoder.tokens import TextTable, TokenStore
 from ramen.errors import RamenError
@@ -223,3 +223,14 @@ def test_vectors_are_those_of_the_weights_as_they_are_after_every_step(precision
         fresh = load_encoder("tiny", Encoder(precision=precision, dropout=0.0))
         fresh.load_state_dict(encoder.state_dict())
         np.testing.assert_array_equal(encoder.embed(store, texts), fresh.embed(store, texts))
+
+
+@pytest.mark.parametrize(
+    ("features", "bf16"), [(["amx_bf16"], True), (["avx512_bf16"], True), (["avx512_f", "avx2"], False), ([], False)]
+)
+def test_bf16_is_taken_where_the_processor_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch, features: list[str], bf16: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True))
+    assert use_bf16("auto", "cpu") == bf16
+    assert use_bf16("bf16", "cpu") and not use_bf16("fp32", "cpu")
