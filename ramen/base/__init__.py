@@ -8,11 +8,14 @@ else.
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
-from ramen.base.protocol import BaseAlgorithm, Problem
-from ramen.config import Base as Settings
 from ramen.errors import ConfigError, nearest
-from ramen.objective.triplet import Triplet
+
+if TYPE_CHECKING:  # so that a name can be checked without torch
+    from ramen.base.protocol import BaseAlgorithm, Problem
+    from ramen.config import Base as Settings
+    from ramen.objective.triplet import Triplet
 
 BASES: dict[str, str] = {
     "inbatch": "ramen.base.protocol:BaseAlgorithm",
@@ -25,14 +28,19 @@ BASES: dict[str, str] = {
 """Name -> "module:class"."""
 
 
+def check_name(name: str) -> None:
+    """Raise ConfigError unless there is a base algorithm of this name."""
+    if name not in BASES:
+        raise ConfigError(f"base.name = {name!r}: unknown base algorithm; {nearest(name, BASES)}")
+
+
 def make_base(settings: Settings, problem: Problem, triplet: Triplet) -> BaseAlgorithm:
     """The base algorithm that `settings.name` names.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    if settings.name not in BASES:
-        raise ConfigError(f"base.name = {settings.name!r}: unknown base algorithm; {nearest(settings.name, BASES)}")
+    check_name(settings.name)
     module, cls = BASES[settings.name].split(":")
     made: BaseAlgorithm = getattr(importlib.import_module(module), cls)(problem, settings, triplet)
     return made

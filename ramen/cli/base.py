@@ -85,9 +85,12 @@ def config_options(function: Function) -> Function:
     def wrapped(*, preset: str | None, params: Path | None, sets: tuple[str, ...], **kwargs: Any) -> Any:
         def resolve(*more: str) -> Config:
             """Resolve the configuration; `more` are assignments of the command's own options."""
+            from ramen.base import check_name
             from ramen.config import resolve
 
-            return resolve(preset=preset, params=params, sets=[*sets, *more])
+            settings = resolve(preset=preset, params=params, sets=[*sets, *more])
+            check_name(settings.base.name)  # now, not when the third stage begins
+            return settings
 
         return function(resolve=resolve, **kwargs)
 

@@ -31,6 +31,7 @@ def invoke(*arguments: str) -> Result:
         ("qwertz", "no command 'qwertz'; `ramen --help` lists them", 2),
         ("warmup --set training.epoch=3", "error: --set: training.epoch: unknown; did you mean epochs?", 2),
         ("warmup --set trining.lr=3", "error: --set: trining: unknown section; did you mean training?", 2),
+        ("ingest --set base.name=ancee", "error: base.name = 'ancee': unknown base algorithm; did you mean ance?", 2),
         ("warmup --set training.lr=3", "error: training.lr = 3: input should be less than or equal to 1", 2),
         ("warmup --set training.lr", "error: --set training.lr: expected section.key=value", 2),
         ("config --preset debain", "error: preset 'debain': unknown; did you mean debian?", 2),
