@@ -29,7 +29,7 @@ from ramen.training.session import Session
 SHARES = np.linspace(0.0, 1.0, 11, dtype=np.float32)
 """Shares of the classifier that are tried on the held-out documents."""
 WITHOUT_VALIDATION = 0.5
-"""The share where nothing is held out."""
+"""The share where too few documents are held out to choose one."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,7 @@ def classify(
     weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).numpy()
     share, metrics = _fuse(session, documents_ND, unseen_LD, weight)
     metrics |= {"classifier/loss": position.sums.get("loss", 0.0), "classifier/share": share}
-    chosen = "" if len(session.validation.documents) else ": nothing is held out that could choose it"
-    print(f"classifier share {share:.1f} of the fused score{chosen}", file=sys.stderr, flush=True)
+    print(f"classifier share {share:.1f} of the fused score", file=sys.stderr, flush=True)
     return Classified(weight, share, metrics)
 
 
@@ -137,14 +136,15 @@ def _fuse(
     session: Session, documents_ND: NDArray[np.float32], labels_LD: NDArray[np.float32], weight: NDArray[np.float32]
 ) -> tuple[float, dict[str, float]]:
     """The share with the best discounted gain on held-out documents, and the P@1 of either side and of both."""
-    held_out = session.validation
-    if not len(held_out.documents):
+    judges = Judges.of(session, f"classifiers count {WITHOUT_VALIDATION:g} of the score")
+    if judges is None:
         return WITHOUT_VALIDATION, {}
+    held_out = session.validation
 
     def fused(plain: NDArray[np.float32], moved: NDArray[np.float32], share: float) -> NDArray[np.float32]:
         return np.asarray((1 - share) * plain + share * moved)
 
-    gain, _ = Judges.of(session).ask(labels_LD, weight, fused, SHARES)
+    gain, _ = judges.ask(labels_LD, weight, fused, SHARES)
     share = float(SHARES[gain.mean(1).argmax()])
     rows = documents_ND[held_out.documents]
     found = {

@@ -74,7 +74,7 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
         labels: float32 [L, D] the vectors by which labels are ranked without context.
 
     Returns:
-        None when it is off, nothing is held out, or no set helps.
+        None when it is off, too few documents are held out to choose by, or no set helps.
 
     Raises:
         Interrupted: asked to stop; a checkpoint was saved.
@@ -82,7 +82,9 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     held_out, wanted = session.validation.documents, session.objective.label_context
     if wanted == "none" or not len(held_out):
         return None
-    judges = Judges.of(session)
+    judges = Judges.of(session, "no label context")
+    if judges is None:
+        return None
     active = session.active
     neighbours = {DOCUMENTS_SET: _documents(session, held_out)} if wanted in ("documents", "both") else {}
     neighbours |= {

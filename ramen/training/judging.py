@@ -8,6 +8,7 @@ Letters: V held-out documents, L labels, D width, S candidates.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ Vectors = NDArray[np.float32]
 
 DOCUMENTS = 2000
 """Held-out documents asked at most."""
+FEWEST = 20
+"""And at least: fewer agree by chance too often, and one of them has no error at all."""
 CHUNK = 1 << 25
 """Scores held at a time (128 MB)."""
 
@@ -42,15 +45,26 @@ class Judges:
     ignored: sp.csr_matrix
 
     @classmethod
-    def of(cls, session: Session) -> Judges:
-        """A sample of the session's held-out documents, the same each time.
+    def of(cls, session: Session, otherwise: str) -> Judges | None:
+        """A sample of the session's held-out documents that have a label, the same each time.
+
+        Args:
+            session: the trained encoder and its held-out documents.
+            otherwise: what is done without judges, for the warning.
+
+        Returns:
+            None, and a warning, if there are fewer than `FEWEST`.
 
         Raises:
             Interrupted: asked to stop; a checkpoint was saved.
         """
-        rng, problem = keyed_rng(session.training.seed, "context"), session.problem
-        rows = np.sort(rng.permutation(session.validation.documents)[:DOCUMENTS])
-        rows = rows[np.diff(problem.y_train.indptr)[rows] > 0]
+        rng, problem, held_out = keyed_rng(session.training.seed, "context"), session.problem, session.validation
+        rows = held_out.documents[np.diff(problem.y_train.indptr)[held_out.documents] > 0]
+        if len(rows) < FEWEST:
+            few = f"{otherwise}: {len(rows)} held-out documents have a label, and {FEWEST} are needed to choose by"
+            print(f"warning: {few}; raise training.validation_fraction", file=sys.stderr, flush=True)
+            return None
+        rows = np.sort(rng.permutation(rows)[:DOCUMENTS])
         documents = session.embed(session.texts.roles["documents"][rows])
         return cls(rows, documents, problem.y_train[rows], problem.filter_train[rows])
 

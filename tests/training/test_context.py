@@ -11,13 +11,13 @@ import scipy.sparse as sp
 from on_disk import on_disk
 from scipy.stats import rankdata, ttest_rel
 
-from ramen.config import Encoder
+from ramen.config import Encoder, Training
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.training.context import PARSIMONY, PRIOR, _chosen, _judged
-from ramen.training.judging import Judges
-from ramen.training.session import Session
+from ramen.training.judging import FEWEST, Judges
+from ramen.training.session import Session, split_validation
 
 from training_recipe import changed, train
 
@@ -88,6 +88,26 @@ def test_without_evidence_or_when_off_there_is_none(
     sections = {name: {**values, **off.get(name, {})} for name, values in RECIPE.items()}
     train(coded, tmp_path / "out", sections)
     assert not has_more(tmp_path / "out" / "model")
+
+
+@pytest.mark.parametrize("labelled", [0, 1, FEWEST - 1, FEWEST])
+def test_few_held_out_documents_with_a_label_choose_nothing_and_it_is_said(
+    coded: dict[str, Path], tmp_path: Path, labelled: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    problem = Problem.read(coded["dataset"])
+    held_out, _ = split_validation(problem, Training.model_validate(RECIPE["training"]))
+    y = problem.y_train.tolil()
+    y[held_out[labelled:]] = 0
+    artifacts = on_disk(replace(problem, y_train=y.tocsr()), tmp_path / "few")
+    ngame = {"base": {"name": "ngame", "random_labels": 0.5}, "classifier": {"epochs": 1}}
+    metrics = train(artifacts, tmp_path / "out", RECIPE | ngame)
+    said = capfd.readouterr().err
+    few = f": {labelled} held-out documents have a label, and {FEWEST} are needed to choose by; raise training.valid"
+    enough = labelled == FEWEST
+    assert ("warning: no label context" + few in said) == (not enough)
+    assert ("warning: classifiers count 0.5 of the score" + few in said) == (not enough)
+    assert (metrics.get("context/told", 0) > 0) == enough
+    assert enough or metrics["classifier/share"] == 0.5
 
 
 @pytest.mark.parametrize("graphs", [True, False])
