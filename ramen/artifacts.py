@@ -224,13 +224,14 @@ def sha256(path: Path) -> str:
 # --- columnar and sparse files -------------------------------------------------------------------------------
 
 
-def write_texts(path: Path, uids: Sequence[str], texts: Sequence[str]) -> None:
-    """Write `uid: str, text: str` rows as Parquet; row i is item i."""
+def write_texts(path: Path, uids: Sequence[str], texts: Sequence[str], titles: Sequence[str] | None = None) -> None:
+    """Write `uid: str, text: str` rows, and `title: str` if given, as Parquet; row i is item i."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"uid": pa.array(uids, pa.string()), "text": pa.array(texts, pa.string())})
+    columns = {"uid": uids, "text": texts} | ({} if titles is None else {"title": titles})
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
     pq.write_table(table, path, compression="zstd")
 
 
@@ -240,6 +241,16 @@ def read_texts(path: Path) -> tuple[list[str], list[str]]:
 
     table = pq.read_table(path, columns=["uid", "text"])
     return table["uid"].to_pylist(), table["text"].to_pylist()
+
+
+def read_titles(path: Path) -> list[str] | None:
+    """Read the titles written by `write_texts`, None if there are none."""
+    import pyarrow.parquet as pq
+
+    if "title" not in pq.read_schema(path).names:
+        return None
+    titles: list[str] = pq.read_table(path, columns=["title"])["title"].to_pylist()
+    return titles
 
 
 def write_csr(path: Path, matrix: Any) -> None:

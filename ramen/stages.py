@@ -90,9 +90,18 @@ class Stage:
         return self.code_version() + ("" if self.reads else f"-{sources.fingerprint(data)[:12]}")
 
 
+_ITEMS = ("data/dataset.py", "data/identity.py")
 _TRAINING_CODE = (
-    "base", "data/dataset.py", "encoder", "graph", "objective", "processes.py", "retrieval.py", "training", "work.py",
-)  # fmt: skip
+    *_ITEMS,
+    "base",
+    "encoder",
+    "graph",
+    "objective",
+    "processes.py",
+    "retrieval.py",
+    "training",
+    "work.py",
+)
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -112,7 +121,7 @@ STAGES: dict[str, Stage] = {
             reads=("dataset",),
             writes=("graph",),
             sections=("walk",),
-            code=("data/dataset.py", "graph"),
+            code=(*_ITEMS, "graph"),
             impl="ramen.graph.stage:build_graph",
         ),
         Stage(
@@ -143,7 +152,15 @@ STAGES: dict[str, Stage] = {
             reads=("dataset", "pruned_graph", "model"),
             writes=("evaluation",),
             sections=("encoder", "scoring"),
-            code=("data/dataset.py", "encoder", "evaluation", "graph/cleaning.py", "graph/metadata.py", "retrieval.py"),
+            code=(
+                "data/dataset.py",
+                "data/identity.py",
+                "encoder",
+                "evaluation",
+                "graph/cleaning.py",
+                "graph/metadata.py",
+                "retrieval.py",
+            ),
             impl="ramen.evaluation.stage:evaluate",
             gpu=True,
         ),
@@ -153,7 +170,7 @@ STAGES: dict[str, Stage] = {
             reads=("dataset", "model", "evaluation"),
             writes=("retriever",),
             sections=("encoder", "index"),
-            code=("data/dataset.py", "encoder", "index"),
+            code=(*_ITEMS, "encoder", "index"),
             impl="ramen.index.stage:publish_index",
             side_effects=True,
         ),

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import read_csr, read_texts, write_csr, write_texts
+from ramen.artifacts import read_csr, read_texts, read_titles, write_csr, write_texts
 
 PLACEHOLDER = "[EMPTY]"
 """Text of a document or label that has none, so that pooling has a token to pool."""
@@ -23,30 +23,43 @@ GROUPS_FILE = "groups.npy"
 
 @dataclass(frozen=True)
 class Texts:
-    """A numbered list of texts: `uids[i]` and `texts[i]` belong to item i of every matrix."""
+    """A numbered list of texts: `uids[i]` and `texts[i]` belong to item i of every matrix.
+
+    Attributes:
+        uids: identifiers.
+        texts: what the encoder reads.
+        titles: what the items are called, where their texts go on after it; None = the texts are titles.
+    """
 
     uids: list[str]
     texts: list[str]
+    titles: list[str] | None = None
 
     def __post_init__(self) -> None:
-        assert len(self.uids) == len(self.texts)
+        assert len(self.uids) == len(self.texts) == len(self.names)
 
     def __len__(self) -> int:
         return len(self.uids)
 
+    @property
+    def names(self) -> list[str]:
+        """By which an item is recognised in another list: its title, or its text."""
+        return self.texts if self.titles is None else self.titles
+
     def at(self, rows: Iterable[int]) -> Texts:
         """Some items, in the order of `rows`."""
         rows = list(rows)
-        return Texts([self.uids[i] for i in rows], [self.texts[i] for i in rows])
+        titles = None if self.titles is None else [self.titles[i] for i in rows]
+        return Texts([self.uids[i] for i in rows], [self.texts[i] for i in rows], titles)
 
     @classmethod
     def read(cls, path: Path) -> Texts:
-        """Read a `uid, text` Parquet file."""
-        return cls(*read_texts(path))
+        """Read a Parquet file of `uid`, `text` and, where there are some, `title`."""
+        return cls(*read_texts(path), read_titles(path))
 
     def write(self, path: Path) -> None:
-        """Write a `uid, text` Parquet file."""
-        write_texts(path, self.uids, self.texts)
+        """Write a Parquet file of `uid`, `text` and, where there are some, `title`."""
+        write_texts(path, self.uids, self.texts, self.titles)
 
 
 @dataclass(frozen=True)

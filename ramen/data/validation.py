@@ -31,6 +31,7 @@ import scipy.sparse as sp
 
 from ramen.artifacts import write_text
 from ramen.data.dataset import PLACEHOLDER, Problem
+from ramen.data.identity import shared_uids
 from ramen.data.statistics import relations, statistics, text_lists
 from ramen.errors import Problem as Defect
 
@@ -184,7 +185,7 @@ def _first(rows: Any) -> int:
 
 
 def _problem_frame(problem: Problem) -> pd.DataFrame:
-    trained = set(problem.train.uids)
+    trained = shared_uids(problem.test, problem.train)
     overlap = [uid for uid in problem.test.uids if uid in trained]
     content = set(_contents(problem.train.texts, problem.y_train))
     facts = {

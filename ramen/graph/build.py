@@ -57,7 +57,9 @@ def build_set(
     if settings.hub_cap:
         hubs = degree(clean) > settings.hub_cap
         counts["hub_anchors"] = int(hubs.sum())
-        clean = {side: remove_edges(matrix, hubs, own[side]) for side, matrix in clean.items()}
+        without = {side: remove_edges(matrix, hubs, own[side]) for side, matrix in clean.items()}
+        counts["hub_edges"] = sum(clean[side].nnz - without[side].nnz for side in clean)
+        clean = without
     if settings.volume < 1:  # last: which anchors are hubs is asked of all edges, so that less is part of more
         clean = {side: thin(matrix, settings.volume, settings.seed) for side, matrix in clean.items()}
     counts |= {f"{side}/clean": int(matrix.nnz) for side, matrix in clean.items()}

@@ -7,6 +7,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.data.dataset import Texts
+from ramen.data.identity import shared_uids
 
 
 def thin(matrix: sp.csr_matrix, volume: float, seed: int) -> sp.csr_matrix:
@@ -15,20 +16,22 @@ def thin(matrix: sp.csr_matrix, volume: float, seed: int) -> sp.csr_matrix:
 
 
 def anchor_of(items: Texts, anchors: Texts) -> NDArray[np.int64]:
-    """The anchor that is the item itself, int64 [items], -1 = none: same uid, else same text.
+    """The anchor that is the item itself, int64 [items], -1 = none: same uid, else same title or text.
 
     Raw files without identifiers get numbered uids, so the title is what identifies a page there.
     """
-    by_uid = {uid: i for i, uid in enumerate(anchors.uids)}
-    by_text = {text: i for i, text in enumerate(anchors.texts)}
-    found = (by_uid.get(uid, by_text.get(text, -1)) for uid, text in zip(items.uids, items.texts, strict=True))
+    shared = shared_uids(items, anchors)
+    by_uid = {uid: i for i, uid in enumerate(anchors.uids) if uid in shared}
+    by_name = {name: i for i, name in enumerate(anchors.names)}
+    known = zip(items.uids, items.names, items.texts, strict=True)
+    found = (by_uid.get(uid, by_name.get(name, by_name.get(text, -1))) for uid, name, text in known)
     return np.fromiter(found, np.int64, len(items))
 
 
 def anchors_among(items: Texts, anchors: Texts) -> NDArray[np.bool_]:
-    """Anchors that are one of the items, bool [M]: same uid or same text, several of one text included."""
-    uids, texts = set(items.uids), set(items.texts)
-    return np.fromiter((uid in uids or text in texts for uid, text in zip(anchors.uids, anchors.texts, strict=True)),
+    """Anchors that are one of the items, bool [M]: same uid, title or text, several of one title included."""
+    uids, names = shared_uids(items, anchors), {*items.names, *items.texts}
+    return np.fromiter((uid in uids or name in names for uid, name in zip(anchors.uids, anchors.names, strict=True)),
                        bool, len(anchors))  # fmt: skip
 
 

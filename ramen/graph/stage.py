@@ -11,6 +11,9 @@ from ramen.graph.build import build_set
 from ramen.graph.metadata import Graph, write_graphs
 from ramen.tracking import Tracker
 
+HUBS_SHARE = 0.75
+"""More of a set's edges than this lost to `walk.hub_cap` is worth a warning."""
+
 
 def build_graph(*, dataset: Artifact, graph: Draft, walk: Walk, track: Tracker) -> dict[str, float]:
     """Build the graphs of every anchor set.
@@ -30,8 +33,18 @@ def build_graph(*, dataset: Artifact, graph: Draft, walk: Walk, track: Tracker) 
         graph.counts[name] = built.counts
         metrics |= {f"{name}/{key}": float(value) for key, value in built.counts.items()}
         print(f"build-graph {name} {_summary(built.counts)}", file=sys.stderr, flush=True)
+        _warn_of_hubs(name, built.counts, walk)
     write_graphs(graph.path, graphs)
     return metrics
+
+
+def _warn_of_hubs(name: str, counts: dict[str, int], walk: Walk) -> None:
+    """Categories by which a set would be known can all be hubs: training would go on without them, and say nothing."""
+    edges, hubs = counts["train/raw"] + counts["labels/raw"], counts.get("hub_edges", 0)
+    if hubs > HUBS_SHARE * edges:
+        cap = f"{counts['hub_anchors']} anchors that have more than walk.hub_cap = {walk.hub_cap}"
+        told = f"{hubs} of {edges} edges are left out, those of {cap}; raise it if they say something"
+        print(f"warning: anchor set {name}: {told}", file=sys.stderr, flush=True)
 
 
 def _summary(counts: dict[str, int]) -> str:

@@ -99,6 +99,9 @@ def test_json_layout_and_the_text_rule(tmp_path: Path) -> None:
     assert full.train.texts == ["Alpha all about Alpha", "Beta all about Beta"]
     assert full.y_train.toarray().tolist() == [[1, 0, 0], [1, 1, 0]], "labels come from the lines of lbl.json"
     assert full.filter_train.nnz == full.filter_test.nnz == 0
+    full.write(tmp_path / "dataset")
+    assert Problem.read(tmp_path / "dataset").train.titles == full.train.titles == ["Alpha", "Beta"]
+    assert full.train.at([1]).names == ["Beta"]
     assert xc.read(settings(folder, text="title")).train.texts == ["Alpha", "Beta"]
     titles = write_json(tmp_path / "LF-ThingsTitles-3")
     assert xc.read(settings(titles)).test.texts == ["Gamma"]

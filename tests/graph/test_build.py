@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from on_disk import on_disk
 
 from ramen.artifacts import drafts, open_artifact
 from ramen.config import Walk
@@ -68,6 +69,55 @@ def test_no_trace_of_a_test_document_is_left_even_two_hops_away(by: str) -> None
         y_train=sp.csr_matrix((2, 1)),
     )
     assert open_walk.graphs["train"].csr().toarray()[0, 2] == 1, "the walk does reach it otherwise"
+
+
+def test_a_page_with_its_content_is_known_by_its_title() -> None:
+    """Documents of full-text data read "title content"; the anchors are titles."""
+    test = Texts(["t0"], ["a text 1 and on it goes"], ["a text 1"])
+    documents = Texts(["d0", "d1"], ["a text 0 at length", "d text 1"], ["a text 0", "d text 1"])
+    edges = sp.csr_matrix(np.ones((2, 3), np.float32))
+    result = build_set(
+        AnchorSet(numbered("a", 3), edges, edges[:1]),
+        Walk(hops=0),
+        documents=documents,
+        labels=Texts(["l0"], ["a text 2 explained"], ["a text 2"]),
+        test=test,
+        y_train=sp.csr_matrix((2, 1)),
+    )
+    assert result.graphs["train"].csr().toarray().tolist() == [[0, 0, 1], [1, 0, 1]]
+    assert result.graphs["labels"].csr().toarray().tolist() == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_numbers_name_the_same_item_only_where_the_names_agree(shared: bool) -> None:
+    """Three tables with keys 0, 1, 2...: of one numbering, or each with its own."""
+    anchors = Texts([str(i) for i in range(9)], [f"Page {i}" for i in range(9)])
+    test = Texts(["7", "8"], ["page 7, renamed", "page 8"] if shared else ["page 1!", "page 2!"])
+    edges = sp.csr_matrix(np.ones((1, 9), np.float32))
+    result = build_set(
+        AnchorSet(anchors, edges, edges),
+        Walk(hops=0),
+        documents=Texts(["0"], ["Page 0 at length" if shared else "Page 3"]),
+        labels=Texts(["1"], ["unlike"]),
+        test=test,
+        y_train=sp.csr_matrix((1, 1)),
+    )
+    assert result.counts["test_anchors"] == (2 if shared else 0)
+    left = result.graphs["train"].csr().toarray()[0].tolist()
+    assert left == ([0, 1, 1, 1, 1, 1, 1, 0, 0] if shared else [1, 1, 1, 0, 1, 1, 1, 1, 1])
+
+
+def test_an_anchor_set_that_is_all_hubs_is_told(
+    tiny_problem: Problem, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inputs = {"dataset": on_disk(tiny_problem, tmp_path)["dataset"]}
+    for cap, told in ((1, True), (1000, False)):
+        sections = {"walk": {"hops": 0, "hub_cap": cap}}
+        run_stage("build-graph", sections=sections, inputs=inputs, outputs={"graph": tmp_path / f"graph{cap}"})
+        said = capfd.readouterr().err
+        assert (
+            "warning: anchor set category: " in said and f"more than walk.hub_cap = {cap}; raise it" in said
+        ) == told
 
 
 def test_a_row_is_never_its_own_anchor_not_even_by_the_walk() -> None:

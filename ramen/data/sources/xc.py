@@ -21,7 +21,7 @@ import json
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def _subset(problem: Problem, settings: config.Data) -> Problem:
 
 
 def _without_empty(texts: Texts) -> Texts:
-    return Texts(texts.uids, [text or PLACEHOLDER for text in texts.texts])
+    return replace(texts, texts=[text or PLACEHOLDER for text in texts.texts])
 
 
 def _find(folder: Path, names: Sequence[str]) -> Path | None:
@@ -157,17 +157,20 @@ def _read_json(file: Path, kind: str, settings: config.Data, defects: Defects) -
     fields = ("title",) if title_only else ("title", "content")
     uids: list[str] = []
     texts: list[str] = []
+    titles: list[str] = []
     counts, flat = array("q"), array("q")
     for number, line in decoded_lines(file, settings.encoding, defects):
         item = _parse_json(file, line, number, defects)
         uids.append(str(item.get("uid", f"{kind}:{number - 1}")))
+        titles.append(str(item.get("title") or "").strip())
         texts.append(" ".join(part for name in fields if (part := str(item.get(name) or "").strip())))
         if kind != "label":
             row = _targets(file, item, number, defects)
             counts.append(len(row))
             flat.extend(row)
     _check_unique(file, uids, defects)
-    return _Rows(file, Texts(uids, texts), None if kind == "label" else (counts, flat))
+    read = Texts(uids, texts, None if texts == titles else titles)
+    return _Rows(file, read, None if kind == "label" else (counts, flat))
 
 
 def _parse_json(file: Path, line: str, number: int, defects: Defects) -> dict[str, Any]:
