@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,15 @@ def load_encoder(
         max_length: in the place of the settings' and of a folder's own.
 
     Raises:
-        RamenError: the name is neither a folder nor reachable, or needs modules beyond pooling and normalisation.
+        RamenError: the name is neither a folder nor reachable, needs modules beyond pooling and normalisation, or has
+            fewer positions than `max_length`.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(name)
     if max_length:
         settings = settings.model_copy(update={"max_length": max_length})
     if source == "tiny":
-        return _placed(_tiny(settings, _attention(device)), device)
+        return _ready(_tiny(settings, _attention(device)), device)
     if source == "minilm":
         source = str(_packaged_minilm())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -65,7 +67,7 @@ def load_encoder(
     if not max_length and source == str(name) and Path(source).is_dir():
         kept = _read_json(Path(source) / SETTINGS_FILE).get("max_seq_length")
         settings = settings.model_copy(update={"max_length": kept}) if kept else settings
-    return _placed(SentenceEncoder(transformer, tokenizer, pooling, settings), device)
+    return _ready(SentenceEncoder(transformer, tokenizer, pooling, settings), device)
 
 
 def load_trained(folder: Path, settings: Settings) -> SentenceEncoder:
@@ -77,7 +79,20 @@ def load_trained(folder: Path, settings: Settings) -> SentenceEncoder:
     return load_encoder(folder, settings.model_copy(update={"name": str(folder), "pooling": "auto"}))
 
 
-def _placed(encoder: SentenceEncoder, device: str | torch.device) -> SentenceEncoder:
+def _positions(transformer: torch.nn.Module) -> int:
+    """Tokens that fit a transformer's table of positions; RoBERTa's kind counts from behind its padding."""
+    for name, module in transformer.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return sys.maxsize
+
+
+def _ready(encoder: SentenceEncoder, device: str | torch.device) -> SentenceEncoder:
+    asked, most = encoder.settings, _positions(encoder.transformer)
+    if asked.max_length > most:
+        raise RamenError(
+            f"encoder {asked.name!r}: max_length = {asked.max_length}, but it reads {most} tokens; lower it"
+        )
     encoder = encoder.to(device)
     if encoder.device.type == "cpu":
         encoder.random = quicken(encoder.transformer)

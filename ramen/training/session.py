@@ -56,6 +56,8 @@ BASE_FILE = "base.npz"
 BASE_PREFIX = "base:"
 """Marks the base algorithm's arrays among those of a checkpoint."""
 
+CUT_SHARE = 0.2
+"""More texts than this share cut at `encoder.max_length` are worth a warning."""
 EMBED_BLOCK = {"cpu": 4096, "cuda": 1 << 17}
 """Texts a process encodes between two looks at whether it was asked to stop: seconds, not minutes."""
 
@@ -125,6 +127,8 @@ class Session:
         self._pairs = self._true_pairs(known)
         self.encoder = load_encoder(source, settings.encoder, max_length=max_length)
         self.texts = text_table(self.encoder, self.problem)
+        if self.processes.rank == 0:
+            _warn_of_cut_texts(self.texts, self.encoder.settings.max_length)
         self.checkpoints = Checkpoints(draft.work, draft.task)
         self.extra_arrays: dict[str, NDArray[Any]] = {}
         self.interrupted = False
@@ -487,6 +491,16 @@ def text_table(encoder: SentenceEncoder, problem: Problem) -> TextTable:
     roles = {"documents": problem.train.texts, "labels": problem.labels.texts}
     roles |= {f"anchors/{name}": anchors.texts.texts for name, anchors in problem.anchor_sets.items()}
     return TextTable.build(encoder.tokenizer, roles, encoder.settings.max_length)
+
+
+def _warn_of_cut_texts(texts: TextTable, max_length: int) -> None:
+    """The default reads titles; full text, cut there, would lose most of what it says."""
+    cut = {role: float((texts.store.lengths_of(items) >= max_length).mean()) for role, items in texts.roles.items()
+           if len(items)}  # fmt: skip
+    if many := {role: share for role, share in cut.items() if share > CUT_SHARE}:
+        told = ", ".join(f"{100 * share:.0f} % of {role}" for role, share in many.items())
+        limit = f"encoder.max_length = {max_length} tokens"
+        print(f"warning: {told} reach {limit} and are cut there; raise it for full text", file=sys.stderr, flush=True)
 
 
 def split_validation(problem: Problem, training: Training) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -234,3 +234,17 @@ def test_bf16_is_taken_where_the_processor_multiplies_it(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True))
     assert use_bf16("auto", "cpu") == bf16
     assert use_bf16("bf16", "cpu") and not use_bf16("fp32", "cpu")
+
+
+@pytest.mark.parametrize(("kind", "positions"), [("bert", 40), ("roberta", 38), ("mpnet", 38)])
+def test_more_tokens_than_an_encoder_has_positions_are_refused(kind: str, positions: int, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    made = AutoConfig.for_model(kind, max_position_embeddings=40, vocab_size=30522, pad_token_id=1, **sizes)
+    AutoModel.from_config(made).save_pretrained(tmp_path)
+    load_encoder("tiny", Encoder()).tokenizer.save_pretrained(tmp_path)
+    texts = ["a long text " * 50]
+    assert load_encoder(tmp_path, Encoder(name=str(tmp_path), max_length=positions)).encode(texts).shape == (1, 8)
+    with pytest.raises(RamenError, match=f"max_length = {positions + 1}, but it reads {positions} tokens; lower it"):
+        load_encoder(tmp_path, Encoder(name=str(tmp_path), max_length=positions + 1))

@@ -159,6 +159,17 @@ def test_groups_too_large_to_be_held_out_are_told(
     assert said in capfd.readouterr().err
 
 
+def test_texts_cut_at_the_limit_are_told(
+    tiny_problem: Problem, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    long = replace(tiny_problem, labels=replace(tiny_problem.labels, texts=["a b c " * 9] * len(tiny_problem.labels)))
+    for name, problem, told in (("short", tiny_problem, False), ("long", long, True)):
+        train(on_disk(problem, tmp_path / name), tmp_path / name, changed(training={"epochs": 2}))
+        said = capfd.readouterr().err
+        assert ("warning: 100 % of labels reach encoder.max_length = 16 tokens and are cut there" in said) == told
+        assert ("are cut there" in said) == told
+
+
 class StopAt(NullTracker):
     """Sends the process SIGTERM at the n-th step log, as a pre-empted node would."""
 
