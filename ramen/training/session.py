@@ -56,6 +56,8 @@ BASE_FILE = "base.npz"
 BASE_PREFIX = "base:"
 """Marks the base algorithm's arrays among those of a checkpoint."""
 
+WARMED = {"encoder": ("name", "max_length", "pooling"), "training": ("seed", "validation_fraction")}
+"""What a warm model has settled: its encoder, and which documents it has not seen, so that they may judge."""
 CUT_SHARE = 0.2
 """More texts than this share cut at `encoder.max_length` are worth a warning."""
 EMBED_BLOCK = {"cpu": 4096, "cuda": 1 << 17}
@@ -285,7 +287,7 @@ class Session:
 
     def start_from(self, model: Artifact) -> None:
         """Go on where a finished warm-up ended: optimiser, counters, history."""
-        _same_encoder(model, self.settings.encoder)
+        _same_as_warmed(model, self.settings)
         load_state(model.path, self.trained, self.trainer.optimizer)
         base, offsets = self.trainer.base, read_offsets(model.path)
         with np.load(model.path / BASE_FILE, allow_pickle=False) as file:
@@ -437,19 +439,20 @@ class Session:
             yield
 
 
-def _same_encoder(model: Artifact, asked: Encoder) -> None:
-    """Training goes on with the encoder that was warmed up; another one would be asked for in vain.
+def _same_as_warmed(model: Artifact, asked: Settings) -> None:
+    """Training goes on with what was warmed up; another encoder, or other held-out documents, would be asked in vain.
 
     Raises:
-        ConfigError: the knobs name another.
+        ConfigError: the knobs name others.
     """
-    warmed = model.manifest["sections"]["encoder"]
-    for key in ("name", "max_length", "pooling"):
-        if warmed[key] != getattr(asked, key):
-            raise ConfigError(
-                f"encoder.{key} = {getattr(asked, key)}: {model.path} was warmed up with {warmed[key]}; run "
-                "`ramen warmup` again, or set it back"
-            )
+    for section, keys in WARMED.items():
+        warmed, now = model.manifest["sections"][section], getattr(asked, section)
+        for key in keys:
+            if warmed[key] != getattr(now, key):
+                raise ConfigError(
+                    f"{section}.{key} = {getattr(now, key)}: {model.path} was warmed up with {warmed[key]}; run "
+                    "`ramen warmup` again, or set it back"
+                )
 
 
 def training_graphs(path: Path, problem: Problem, held_out: NDArray[np.int64]) -> dict[str, dict[str, Graph]]:
