@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ramen.config import Walk
 from ramen.data.dataset import AnchorSet, Texts
-from ramen.graph.cleaning import anchor_of, anchors_among, remove_edges, remove_pairs, thin
+from ramen.graph.cleaning import among_pairs, anchor_of, anchors_among, remove_edges, remove_pairs, thin
 from ramen.graph.metadata import Graph, degree
 from ramen.graph.walk import enrich, walk
 
@@ -64,6 +64,9 @@ def build_set(
         clean = {side: thin(matrix, settings.volume, settings.seed) for side, matrix in clean.items()}
     counts |= {f"{side}/clean": int(matrix.nnz) for side, matrix in clean.items()}
     graphs = _walked(clean, own, settings)
+    if settings.drop_label_anchors:  # the walk finds them again
+        train = graphs["train"]
+        graphs["train"] = train.select(~among_pairs(train.csr(), y_train, own["labels"]))
     counts |= {f"{side}/walked": graph.num_edges for side, graph in graphs.items()}
     return Built(graphs, counts)
 

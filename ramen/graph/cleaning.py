@@ -35,6 +35,27 @@ def anchors_among(items: Texts, anchors: Texts) -> NDArray[np.bool_]:
                        bool, len(anchors))  # fmt: skip
 
 
+def kin(items: Texts, partners: Texts, pairs: sp.csr_matrix, anchors: Texts) -> sp.csr_matrix:
+    """Anchors that are the item itself or one that it truly goes with: CSR items x M.
+
+    Such an anchor is no negative, whether there is an edge or not: the task pulls the item to what reads like it.
+
+    Args:
+        items, partners: documents and labels, or labels and documents.
+        pairs: CSR items x partners, what is true in training.
+        anchors: of one set.
+    """
+    own, theirs = (_indicator(anchor_of(each, anchors), len(anchors)) for each in (items, partners))
+    return sp.csr_matrix(own + pairs @ theirs)
+
+
+def _indicator(columns: NDArray[np.int64], width: int) -> sp.csr_matrix:
+    """A one in each row's column, none for -1: CSR rows x width."""
+    indptr = np.concatenate([[0], np.cumsum(columns >= 0)])
+    ones = np.ones(int(indptr[-1]), np.float32)
+    return sp.csr_matrix((ones, columns[columns >= 0], indptr), shape=(len(columns), width))
+
+
 def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], own: NDArray[np.int64]) -> sp.csr_matrix:
     """Drop edges to the marked anchors (bool [M]) and of a row to itself (`own` int64 [rows], -1 = none)."""
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
@@ -43,13 +64,18 @@ def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], own: NDArray
 
 
 def remove_pairs(matrix: sp.csr_matrix, y: sp.csr_matrix, label_anchor: NDArray[np.int64]) -> sp.csr_matrix:
-    """Drop a document's edges to anchors that are its own labels; `label_anchor` int64 [L] maps label -> anchor."""
+    """Drop the edges `among_pairs`."""
+    return _select(matrix, ~among_pairs(matrix, y, label_anchor))
+
+
+def among_pairs(matrix: sp.csr_matrix, y: sp.csr_matrix, label_anchor: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Edges from a document to an anchor that is its own label, bool [edges]; `label_anchor` int64 [L], -1 = none."""
     pairs = y.tocoo()
     anchor = label_anchor[pairs.col]
     known = anchor >= 0
     flat = pairs.row[known].astype(np.int64) * matrix.shape[1] + anchor[known]
     rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int64), np.diff(matrix.indptr))
-    return _select(matrix, ~np.isin(rows * matrix.shape[1] + matrix.indices, flat))
+    return np.isin(rows * matrix.shape[1] + matrix.indices, flat)
 
 
 def _select(matrix: sp.csr_matrix, keep: NDArray[np.bool_]) -> sp.csr_matrix:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy.sparse as sp
 
 from ramen.base.protocol import BaseAlgorithm
 from ramen.base.sampling import (
@@ -84,6 +85,8 @@ class SetSampler:
     Attributes:
         texts: side, or "anchors" -> text number of each item. An anchor that reads as its row does is no negative: its
             edge is cleaned away, and it would be the nearest of all for ever.
+
+    What else is no negative: anchors with an edge in the unpruned graph, and those in `kin` (see `graph.cleaning.kin`).
     """
 
     name: str
@@ -101,8 +104,9 @@ class SetSampler:
         sampling: Sampling,
         shared: bool,
         texts: Mapping[str, Ints],
+        kin: Mapping[str, sp.csr_matrix],
     ) -> SetSampler:
-        """`sides`: graph side ("train", "labels") -> whether its regulariser is on."""
+        """`sides`: graph side ("train", "labels") -> whether its regulariser is on; `kin` likewise, side -> CSR."""
         num_anchors = next(iter(unpruned.values())).shape[1]
         weights = drawing_weights(unpruned, sampling)
         draws: dict[str, RowSampler | SharedSampler] = {}
@@ -113,7 +117,8 @@ class SetSampler:
             else:
                 of_edges = None if weights is None else weights[graph.indices]
                 draws[side] = RowSampler(graph.indptr, graph.indices, of_edges)
-        masks = {side: MembershipMask(unpruned[side].indptr, unpruned[side].indices, num_anchors) for side in draws}
+        linked = {side: sp.csr_matrix(unpruned[side].csr() + kin[side]) for side in draws}
+        masks = {side: MembershipMask(each.indptr, each.indices, num_anchors) for side, each in linked.items()}
         return cls(name, draws, masks, texts)
 
     def draw(self, rows: Mapping[str, Ints], seed: int, position: tuple[int, int]) -> Draws:
@@ -197,8 +202,9 @@ class StepSampler:
         on: Mapping[str, Mapping[str, bool]],
         sampling: Sampling,
         texts: Mapping[str, Ints],
+        kin: Mapping[str, Mapping[str, sp.csr_matrix]],
     ) -> None:
-        """Sample anchors from `pruned`, mask with `unpruned`; `on[set][side]` says which regularisers are on.
+        """Sample anchors from `pruned`, mask with `unpruned` and `kin`; `on[set][side]`: which regularisers are on.
 
         `texts`: "documents", "labels" or "anchors/NAME" -> text number of each item.
         """
@@ -211,6 +217,7 @@ class StepSampler:
                 sampling,
                 self.shared_draws,
                 {"train": texts["documents"], "labels": texts["labels"], "anchors": texts[f"anchors/{name}"]},
+                kin[name],
             )
             for name in sorted(pruned)
             if any(on[name].values())

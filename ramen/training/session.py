@@ -30,7 +30,7 @@ from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import ConfigError, DataError, nearest
 from ramen.errors import Problem as Defect
-from ramen.graph.cleaning import anchors_among
+from ramen.graph.cleaning import anchors_among, kin
 from ramen.graph.metadata import Graph, read_graphs
 from ramen.objective.bandit import Bandit
 from ramen.objective.guidance import TERMS, Guidance, Oracle
@@ -127,6 +127,7 @@ class Session:
         known = training_graphs(graph.path, self.problem, held_out) if reads_graphs else {}
         self.graphs, self.graph_negatives = self._used(known) if self.objective.graphs else ({}, None)
         self._pairs = self._true_pairs(known)
+        self._kin = self._kin_of(held_out)
         self.encoder = load_encoder(source, settings.encoder, max_length=max_length)
         self.texts = text_table(self.encoder, self.problem)
         if self.processes.rank == 0:
@@ -283,7 +284,22 @@ class Session:
     def use_graphs(self, pruned: Mapping[str, Mapping[str, Graph]]) -> None:
         """Sample positives from `pruned`; masks stay with the unpruned graphs."""
         sampling, texts = self.objective.anchor_sampling, self.texts.roles
-        self.trainer.sampler.use_graphs(pruned, self.graphs, self.active, sampling, texts)
+        self.trainer.sampler.use_graphs(pruned, self.graphs, self.active, sampling, texts, self._kin)
+
+    def _kin_of(self, held_out: NDArray[np.int64]) -> dict[str, dict[str, sp.csr_matrix]]:
+        """Set -> side -> pairs of an item and an anchor that is no negative of its, whatever the graph says."""
+        problem, known = self.problem, np.ones(len(self.problem.train), np.float32)
+        known[held_out] = 0
+        y = sp.csr_matrix(sp.diags(known) @ problem.y_train)
+        y.eliminate_zeros()
+        sets = {name: problem.anchor_sets[name].texts for name in self.graphs}
+        return {
+            name: {
+                "train": kin(problem.train, problem.labels, y, anchors),
+                "labels": kin(problem.labels, problem.train, sp.csr_matrix(y.T), anchors),
+            }
+            for name, anchors in sets.items()
+        }
 
     def start_from(self, model: Artifact) -> None:
         """Go on where a finished warm-up ended: optimiser, counters, history."""

@@ -172,6 +172,24 @@ def test_strict_mode_drops_direct_answers() -> None:
         assert result.graphs["train"].csr().toarray().tolist() == expected
 
 
+def test_the_walk_does_not_bring_back_what_the_strict_mode_dropped() -> None:
+    """Document 0 has label a1, which it also reaches over anchor 0, shared with document 1."""
+    edges = sp.csr_matrix(np.array([[1, 1, 0], [1, 1, 1]], np.float32))
+    walked = {
+        strict: build_set(
+            AnchorSet(numbered("a", 3), edges, sp.csr_matrix((1, 3), dtype=np.float32)),
+            Walk(hops=400, drop_label_anchors=strict),
+            documents=numbered("d", 2),
+            labels=Texts(["a1"], ["a text 1"]),
+            test=numbered("t", 1),
+            y_train=sp.csr_matrix([[1], [0]], dtype=np.float32),
+        ).graphs["train"].csr().toarray()
+        for strict in (False, True)
+    }  # fmt: skip
+    assert walked[False][0].tolist() == [1, 1, 1] and walked[True][0].tolist() == [1, 0, 1]
+    assert walked[True][1].tolist() == [1, 1, 1]
+
+
 def dataset_of(problem: Problem, place: Path) -> Path:
     with drafts({"dataset": place}, sections={}, inputs={}, work=place.parent / "work") as made:
         problem.write(made["dataset"].path)

@@ -13,7 +13,8 @@ from ramen.base import make_base
 from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, within_budget
 from ramen.config import Base
-from ramen.data.dataset import Problem, Texts
+from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.graph.cleaning import kin
 from ramen.objective.triplet import Triplet
 from ramen.training.batches import StepSampler
 from ramen.training.negatives import GraphNegatives
@@ -47,7 +48,8 @@ def with_graphs(sampler: StepSampler, problem: Problem, keep: float = 1.0, sampl
     rng = np.random.default_rng(3)
     pruned = {n: {s: g.select(rng.random(g.num_edges) < keep) for s, g in sides.items()} for n, sides in whole.items()}
     on = {name: {"train": True, "labels": True} for name in whole}
-    sampler.use_graphs(pruned, whole, on, sampling, numbered(problem))  # type: ignore[arg-type]
+    none = {name: {side: sp.csr_matrix(g.shape) for side, g in sides.items()} for name, sides in whole.items()}
+    sampler.use_graphs(pruned, whole, on, sampling, numbered(problem), none)  # type: ignore[arg-type]
     sampler.pruned = pruned  # type: ignore[attr-defined]
     return sampler
 
@@ -138,6 +140,41 @@ def test_an_anchor_that_reads_as_its_row_is_no_negative(tiny_problem: Problem) -
                 (side, int(items[row]), int(batch.pool[column])) for row, column in zip(rows, columns, strict=True)
             }
     assert found == {("train", 7, 2), ("labels", 4, 5)}
+
+
+def test_an_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_problem: Problem) -> None:
+    """Anchors are the labels and the documents, by their uids alone, whatever the edges are."""
+    documents, labels = (
+        Texts([f"{kind} {uid}" for uid in each.uids], each.texts)
+        for kind, each in (("document", tiny_problem.train), ("label", tiny_problem.labels))
+    )
+    uids = [*labels.uids, *documents.uids]
+    drawn = sp.csr_matrix((np.ones(60, np.float32), (np.arange(60), (np.arange(60) * 7) % len(uids))), (60, len(uids)))
+    none = sp.csr_matrix((len(labels), len(uids)), dtype=np.float32)
+    anchors = AnchorSet(Texts(uids, [f"page {uid}" for uid in uids]), drawn, none)
+    problem = replace(tiny_problem, train=documents, labels=labels, anchor_sets={"pages": anchors})
+    y, eye = problem.y_train, sp.identity(60, format="csr")
+    own = {
+        "train": sp.hstack([y, eye]).toarray() > 0,
+        "labels": sp.hstack([sp.identity(len(labels)), y.T]).toarray() > 0,
+    }
+    relatives = {
+        "train": kin(documents, labels, y, anchors.texts),
+        "labels": kin(labels, documents, sp.csr_matrix(y.T), anchors.texts),
+    }
+    for side, expected in own.items():
+        np.testing.assert_array_equal(relatives[side].toarray() > 0, expected)
+    sampler = sampler_of(problem, batch_size=60)
+    graphs = graphs_of(problem)
+    on = {"pages": {"train": True, "labels": False}}
+    sampler.use_graphs(graphs, graphs, on, "uniform", numbered(problem), {"pages": relatives})
+    step = sampler.step(sampler.epoch_order(0), 0, 0)
+    links = step.anchors["pages"].document
+    assert links is not None
+    pool = step.anchors["pages"].pool
+    edges = drawn.toarray()[step.documents][:, pool] > 0
+    np.testing.assert_array_equal(links.mask, edges | own["train"][step.documents][:, pool])
+    assert (links.mask & ~edges).any()
 
 
 def test_separate_pools_mask_the_other_sides_anchors(tiny_problem: Problem) -> None:
