@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -285,7 +286,7 @@ class Training(Section):
     @model_validator(mode="after")
     def _warmup_fits(self) -> Training:
         if self.warmup_epochs > self.epochs:
-            raise ValueError(f"warmup_epochs = {self.warmup_epochs} exceeds epochs = {self.epochs}")
+            raise ValueError(f"warmup_epochs = {self.warmup_epochs} exceeds epochs = {self.epochs}; set both")
         return self
 
 
@@ -367,6 +368,9 @@ class Scoring(Section):
     base: str = knob("", "evaluation artifact of another run (the base), set beside this one in metrics and report")
 
 
+INDEX_KINDS = ("auto", "flat", "hnsw", "ivf")
+
+
 class Index(Section):
     """The published retriever."""
 
@@ -403,6 +407,21 @@ class Index(Section):
         "when tracking is off",
     )
     alias: str = knob("champion", "alias that moves to the published version; empty = none")
+
+    @field_validator("kind")
+    @classmethod
+    def _kind_is_known(cls, value: str) -> str:
+        if value not in INDEX_KINDS and not re.fullmatch(r"[A-Z][A-Za-z0-9_,()]*", value):
+            raise ValueError(f"expected {', '.join(INDEX_KINDS)}, or a faiss factory string such as IVF4096,PQ48")
+        return value
+
+    @field_validator("gate")
+    @classmethod
+    def _gate_names_metrics(cls, value: dict[str, float]) -> dict[str, float]:
+        for metric in value:
+            if not re.fullmatch(r"([\w-]+/)*[\w-]+_at_\d+", metric):
+                raise ValueError(f"{metric!r} is no metric; expected one such as psp_at_5 or tail/p_at_1")
+        return value
 
 
 SECTIONS: dict[str, type[Section]] = {

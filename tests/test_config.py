@@ -93,7 +93,7 @@ def test_entries_of_a_dict_knob_add_up() -> None:
         ("walk.hops=many", "walk.hops = 'many': input should be a valid integer, unable to parse string as an integer"),
         ("training.lr=.nan", "training.lr = nan: input should be a finite number"),
         ("encoder.pooling=max", "encoder.pooling = 'max': input should be 'auto', 'mean' or 'cls'"),
-        ("training.warmup_epochs=9", "training: warmup_epochs = 9 exceeds epochs = 8"),
+        ("training.warmup_epochs=9", "training: warmup_epochs = 9 exceeds epochs = 8; set both"),
         ("objective.lambdas.a.label=-1", "objective: lambdas.a.label = -1.0: a regularisation weight is at least 0"),
         ("walk.hops", "--set walk.hops: expected section.key=value, e.g. training.epochs=5"),
         ("hops=3", "--set hops=3: expected section.key=value, e.g. training.epochs=5"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ramen.artifacts import failed_io
 from ramen.errors import RamenError
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class CommandGroup(click.Group):
             return super().invoke(ctx)
         except RamenError as error:
             raise Refusal(error) from error
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) or not (reason := failed_io(error)):
+                raise
+            raise Refusal(RamenError(reason)) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(130)

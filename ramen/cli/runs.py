@@ -122,7 +122,8 @@ def _published(retriever: Path) -> str:
     version = f"{entry['name']} version {entry['version']}"
     if entry["refused"]:
         return f"{version}; the alias stays where it was: {entry['refused']}"
-    return version + (f", alias {entry['alias']}" if entry["alias"] else "")
+    alias = f", alias {entry['alias']}" if entry["alias"] else ""
+    return version + alias + (f" ({entry['note']})" if alias and entry.get("note") else "")
 
 
 def _example(dataset: Path, settings: Config) -> str:

@@ -37,6 +37,10 @@ def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, fl
         raise DataError(*report.critical)
     for warning in report.warnings:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
+    if not problem.anchor_sets:
+        print(
+            f"warning: {data.path}: no anchor sets, so there are no graphs to train with", file=sys.stderr, flush=True
+        )
     problem.write(dataset.path)
     dataset.counts.update(counts(problem))
     return headline(problem)

@@ -33,15 +33,17 @@ def build_graph(*, dataset: Artifact, graph: Draft, walk: Walk, track: Tracker) 
         graph.counts[name] = built.counts
         metrics |= {f"{name}/{key}": float(value) for key, value in built.counts.items()}
         print(f"build-graph {name} {_summary(built.counts)}", file=sys.stderr, flush=True)
-        _warn_of_hubs(name, built.counts, walk)
+        _warn(name, built.counts, walk)
     write_graphs(graph.path, graphs)
     return metrics
 
 
-def _warn_of_hubs(name: str, counts: dict[str, int], walk: Walk) -> None:
-    """Categories by which a set would be known can all be hubs: training would go on without them, and say nothing."""
+def _warn(name: str, counts: dict[str, int], walk: Walk) -> None:
+    """Training goes on without a set that is empty, or whose anchors are all hubs: better that somebody knows."""
     edges, hubs = counts["train/raw"] + counts["labels/raw"], counts.get("hub_edges", 0)
-    if hubs > HUBS_SHARE * edges:
+    if not edges:
+        print(f"warning: anchor set {name}: no edges", file=sys.stderr, flush=True)
+    elif hubs > HUBS_SHARE * edges:
         cap = f"{counts['hub_anchors']} anchors that have more than walk.hub_cap = {walk.hub_cap}"
         told = f"{hubs} of {edges} edges are left out, those of {cap}; raise it if they say something"
         print(f"warning: anchor set {name}: {told}", file=sys.stderr, flush=True)

@@ -21,6 +21,8 @@ from ramen.index.registry import connect, plain_errors, resolve_version
 SMOKE_TAG, GATE_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
     "smoke", "gate", "gate.reason", "gate.against", "gate.compared",
 )  # fmt: skip
+UPDATED_TAG = "updated_from"
+"""Number of the version whose index was updated; that one was evaluated."""
 PASSED, REFUSED, FAILED, WITHDRAWN = "passed", "refused", "failed", "withdrawn"
 NOBODY = "none"
 """In `gate.against`: the alias pointed nowhere."""
@@ -36,11 +38,13 @@ class Decision:
         against: number of the version that held the alias, None when there was none.
         reasons: why the alias must not move; none = it may.
         compared: metric -> (candidate, holder, tolerated loss).
+        note: why nothing was compared, where there was a version to compare with.
     """
 
     against: int | None
     reasons: list[str] = field(default_factory=list)
     compared: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def refused(self) -> str:
@@ -51,7 +55,7 @@ class Decision:
         """The decision as tags of the version."""
         return {
             GATE_TAG: REFUSED if self.reasons else PASSED,
-            REASON_TAG: self.refused,
+            REASON_TAG: self.refused or self.note,
             AGAINST_TAG: str(self.against) if self.against is not None else NOBODY,
             COMPARED_TAG: json.dumps(self.compared),
         }
@@ -70,7 +74,9 @@ def gate(
         settings: `min_recall`, `max_query_ms`, `gate`.
         against: the holder's number.
     """
-    decision = Decision(against)
+    elsewhere = holder is not None and holder.get("dataset") != candidate.get("dataset")
+    note = f"not compared with version {against}, which was evaluated on another dataset" if elsewhere else ""
+    decision = Decision(against, note=note)
     reasons = decision.reasons
     recall = _number(candidate, "ann_recall")
     if not recall >= settings.min_recall:
@@ -81,7 +87,7 @@ def gate(
             f"a query takes {_number(candidate, 'query_ms'):.1f} ms, more than index.max_query_ms = "
             f"{settings.max_query_ms:g}"
         )
-    if holder is None or holder.get("dataset") != candidate.get("dataset"):
+    if holder is None or elsewhere:
         return decision
     for metric, tolerance in settings.gate.items():
         if metric not in candidate:
@@ -127,7 +133,7 @@ def offer(name: str, version: int, settings: Settings) -> Decision:
 def _judge(client: Any, name: str, version: int, settings: Settings) -> Decision:
     """The gate's decision against whoever holds the alias now; it is on the version's tags."""
     holder = _holder(client, name, settings.alias)
-    held = None if holder in (None, version) else _tags(client, name, holder)
+    held = None if holder in (None, version) else _measured(client, name, holder)
     decision = gate(_tags(client, name, version), held, settings, holder)
     _tag(client, name, version, decision.tags())
     return decision
@@ -171,7 +177,7 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
         if before == number:
             return before
         if settings is not None:
-            decision = gate(tags, None if before is None else _tags(client, name, before), settings, before)
+            decision = gate(tags, None if before is None else _measured(client, name, before), settings, before)
             _tag(client, name, number, decision.tags())
             if decision.reasons:
                 raise GateRefused(f"{name} version {number}: {decision.refused}")
@@ -231,6 +237,14 @@ def _before_tag(alias: str) -> str:
 def _holder(client: Any, name: str, alias: str) -> int | None:
     number = client.get_registered_model(name).aliases.get(alias)
     return None if number is None else int(number)
+
+
+def _measured(client: Any, name: str, version: int | None) -> dict[str, str]:
+    """Tags of a version, or of the one that an index update made it from: other labels were added to what that is."""
+    tags = _tags(client, name, version)
+    while origin := tags.get(UPDATED_TAG):
+        tags = _tags(client, name, int(origin))
+    return tags
 
 
 def _tags(client: Any, name: str, version: int | None) -> dict[str, str]:

@@ -41,12 +41,14 @@ class Published:
         name, version: the registered version.
         alias: the alias that now points to it, None when none moved.
         refused: why the gate kept the alias where it was; empty when it did not.
+        note: why the alias moved without a comparison, where another version held it.
     """
 
     name: str
     version: int
     alias: str | None
-    refused: str
+    refused: str = ""
+    note: str = ""
 
 
 def publish(
@@ -86,9 +88,10 @@ def publish(
             raise RamenError(f"{settings.model} version {version} does not answer ({reason(error)}){kept}") from error
         client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, PASSED)
         if not settings.alias:
-            return Published(settings.model, version, None, "")
-        refused = offer(settings.model, version, settings).refused
-        return Published(settings.model, version, None if refused else settings.alias, refused)
+            return Published(settings.model, version, None)
+        decision = offer(settings.model, version, settings)
+        alias = None if decision.reasons else settings.alias
+        return Published(settings.model, version, alias, decision.refused, decision.note)
 
 
 def smoke(uri: str, texts: Sequence[str]) -> None:

@@ -109,6 +109,7 @@ def _register(
         "version": published.version,
         "alias": published.alias,
         "refused": published.refused or None,
+        "note": published.note or None,
     }
     return entry, {"version": float(published.version), "promoted": float(published.alias is not None)}
 

@@ -23,6 +23,7 @@ from ramen.config import Index as Settings
 from ramen.errors import DataError, Problem, RamenError
 from ramen.index.build import ann_recall, changed, exact_ids, inverted_lists
 from ramen.index.measuring import evenly, folder_bytes, latencies, version_tags
+from ramen.index.promotion import UPDATED_TAG
 from ramen.index.publishing import Published, publish
 from ramen.index.registry import connect, load_version, resolve_version, version_folders
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
@@ -113,7 +114,7 @@ def publish_update(version: str, changes: Changes, settings: Settings) -> Publis
     with updated(settings.model, version, changes, settings) as made, open_tracker("index-update") as track:
         folder, encoder_dir, tags = made
         assert track.run_id is not None
-        track.tags({key: tags[key] for key in ("updated_from", "labels.added", "labels.removed")})
+        track.tags({key: tags[key] for key in (UPDATED_TAG, "labels.added", "labels.removed")})
         return publish(folder, encoder_dir, run_id=track.run_id, settings=settings, tags=tags, sample=sample_of(folder))
 
 
@@ -151,7 +152,7 @@ def updated(
         tags = version_tags(said, recall=recall, speed=latencies(now, rows, sample), size=size)
         # other labels make other figures: nothing measured on the old ones is carried over, nor compared
         tags |= {"dataset": f"{before.get('dataset', '')}+{changes.digest()}", "model": before.get("model", "")}
-        tags |= {"updated_from": str(number), "labels.added": str(len(changes.added)),
+        tags |= {UPDATED_TAG: str(number), "labels.added": str(len(changes.added)),
                  "labels.removed": str(len(changes.removed))}  # fmt: skip
         yield folder, encoder_dir, tags
 

@@ -62,6 +62,10 @@ def test_the_closing_lines_name_report_version_and_query(tmp_path: Path, capsys:
             "m version 2; the alias stays where it was: worse",
         ),
         ({"name": "m", "version": 2, "alias": None, "refused": None}, "m version 2"),
+        (
+            {"name": "m", "version": 2, "alias": "champion", "refused": None, "note": "not compared"},
+            "m version 2, alias champion (not compared)",
+        ),
     ],
 )
 def test_what_became_of_the_version(entry: dict[str, object] | None, line: str, tmp_path: Path) -> None:

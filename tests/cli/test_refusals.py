@@ -32,12 +32,27 @@ def invoke(*arguments: str) -> Result:
         ("warmup --set training.epoch=3", "error: --set: training.epoch: unknown; did you mean epochs?", 2),
         ("warmup --set trining.lr=3", "error: --set: trining: unknown section; did you mean training?", 2),
         ("ingest --set base.name=ancee", "error: base.name = 'ancee': unknown base algorithm; did you mean ance?", 2),
+        (
+            "config --set index.kind=foo",
+            "error: index.kind: expected auto, flat, hnsw, ivf, or a faiss factory string",
+            2,
+        ),
+        (
+            'config --set index.gate={"psp5":0}',
+            "error: index.gate: 'psp5' is no metric; expected one such as",
+            2,
+        ),
         ("warmup --set training.lr=3", "error: training.lr = 3: input should be less than or equal to 1", 2),
         ("warmup --set training.lr", "error: --set training.lr: expected section.key=value", 2),
         ("config --preset debain", "error: preset 'debain': unknown; did you mean debian?", 2),
         ("config --params no.yaml", "error: no.yaml: no such file", 2),
         ("run --set walk.restart=0", "error: walk.restart = 0: input should be greater than 0", 2),
         ("ingest --source xc --path nowhere", "error: nowhere: no such", 3),
+        (
+            "ingest --source debian --path .",
+            "error: .: a folder, where data.source = debian reads a file; for one in",
+            3,
+        ),
         ("ingest --source debian --path none.gz", "error: none.gz: no such file or folder; run `ramen fetch`", 3),
         ("ingest --source abc", "error: data.source = 'abc': input should be 'debian' or 'xc'", 2),
         ("build-graph", "error: artifacts/dataset: no manifest.json: not a finished dataset", 4),
@@ -51,6 +66,27 @@ def test_refusal(arguments: str, line: str, code: int) -> None:
     assert result.exit_code == code
     assert result.stdout == ""
     assert list(Path().rglob("manifest.json")) == [] and not Path("metrics").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "code"),
+    [
+        (
+            "ingest --source xc --path file",
+            "error: file: a file, where data.source = xc reads a folder; set data.path",
+            3,
+        ),
+        ("config -o file/x.yaml", "error: [Errno 17] File exists: 'file'", 1),
+        ("run --preset demo --out file/x", "error: [Errno 20] Not a directory: ", 1),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder(arguments: str, line: str, code: int, tiny_source: Path) -> None:
+    Path("file").write_text("kept")
+    Path("data").mkdir()
+    result = invoke(*arguments.replace("--preset demo", f"--preset xc --set data.path={tiny_source}").split())
+    errors = [said for said in result.stderr.splitlines() if said not in ("", "base: without graphs")]
+    assert len(errors) == 1 and errors[0].startswith(line) and result.exit_code == code
+    assert Path("file").read_text() == "kept"
 
 
 def test_each_problem_has_its_line() -> None:

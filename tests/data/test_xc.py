@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
@@ -61,6 +62,26 @@ def test_a_written_problem_reads_back(tiny_problem: Problem, xc_folder: Path) ->
         got = found.anchor_sets[name]
         assert got.texts == anchors.texts
         assert same(got.train, anchors.train) and same(got.labels, anchors.labels) and same(got.test, anchors.test)
+
+
+def test_a_matrix_that_is_nearly_an_anchor_set_is_told(xc_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = list(xc.read(settings(xc_folder)).anchor_sets)
+    assert capsys.readouterr().err == ""
+    (xc_folder / "links_train_X_Y.txt").write_text("60 3\n")
+    (xc_folder / "links_renee_trn_X_Y.txt").write_text("a linker's predictions")
+    assert list(xc.read(settings(xc_folder)).anchor_sets) == sets
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith(
+        f"warning: {xc_folder}/links_train_X_Y.txt: not read; expected NAME_trn"
+    )
+
+
+def test_a_byte_order_mark_is_no_text(xc_folder: Path, tiny_problem: Problem) -> None:
+    for name in ("raw_data/train.raw.txt", "trn_X_Y.txt"):
+        file = xc_folder / name
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    found = xc.read(settings(xc_folder))
+    assert found.train == tiny_problem.train and same(found.y_train, tiny_problem.y_train)
 
 
 def test_groups_of_documents_are_read_kept_and_restricted(xc_folder: Path, tmp_path: Path) -> None:
@@ -237,9 +258,11 @@ def test_each_kind_of_damage_names_its_place(xc_folder: Path, damage: Callable[[
          ":2 [target_ind]: expected labels 0 to 2 (lines of the label file), found 3"),
         ('{"uid": "b", "title": "B", "target_ind": [1, 1]}', ":2 [target_ind]: a label twice in a row"),
         ('{"uid": "b", "title": "B", "target_ind": [99999999999999999999]}',
-         ":2 [target_ind]: expected a list of integers, and as many `target_rel`"),
+         ":2 [target_ind]: expected a list of integers, and as many numbers in `target_rel`"),
         ('{"uid": "b", "title": "B", "target_ind": ["1"]}',
-         ":2 [target_ind]: expected a list of integers, and as many `target_rel`"),
+         ":2 [target_ind]: expected a list of integers, and as many numbers in `target_rel`"),
+        ('{"uid": "b", "title": "B", "target_ind": [1], "target_rel": 5}',
+         ":2 [target_ind]: expected a list of integers, and as many numbers in `target_rel`"),
         ('{"uid": "b"}', ":2 [title]: expected a JSON object with a text `title`"),
         ('{"uid": ', ":2: not a JSON object (Expecting value: line 1 column 9 (char 8))"),
     ],

@@ -116,8 +116,8 @@ def test_factory_string_is_taken_and_nonsense_refused(
 ) -> None:
     index = build_index(vectors, Index(kind="IVF16,SQ8", nprobe=16))
     assert ann_recall(index, queries, exact_ids(vectors, queries, 10), 10) > 0.95
-    with pytest.raises(ConfigError, match="index.kind = lsh-of-sorts: faiss can make no index"):
-        build_index(vectors, Index(kind="lsh-of-sorts"))
+    with pytest.raises(ConfigError, match="index.kind = LSHofSorts: faiss can make no index"):
+        build_index(vectors, Index(kind="LSHofSorts"))
     with pytest.raises(ConfigError, match="no index 'IVF16,PQ7' of 3,000 labels of width 24"):
         build_index(vectors, Index(kind="IVF16,PQ7"))
 

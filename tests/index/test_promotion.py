@@ -53,6 +53,26 @@ def test_decision_and_its_numbers_are_on_the_version(client: Any) -> None:
     assert json.loads(tags["gate.compared"]) == {"psp_at_5": [29.0, 31.0, 0.0]}
 
 
+def test_another_dataset_is_not_compared_and_that_is_told(client: Any) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+    moved = offer("ramen", _answering(client, 1.0, dataset="other"), GATE)
+    assert not moved.reasons and resolve_version("ramen", "champion") == 2
+    assert moved.note == "not compared with version 1, which was evaluated on another dataset"
+    assert _tags(client, 2)["gate.reason"] == moved.note
+
+
+def test_an_updated_index_is_compared_by_the_version_it_came_from(client: Any) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+    for origin in ("1", "2"):
+        tags = {"smoke": "passed", "ann_recall": "1.0", "dataset": "d+x", "updated_from": origin}
+        offer("ramen", int(client.create_model_version("ramen", "file:///nowhere", tags=tags).version), GATE)
+    assert resolve_version("ramen", "champion") == 3
+    assert "29.00 is worse than the 30.00 of version 3" in offer("ramen", _answering(client, 29.0), GATE).refused
+    with pytest.raises(GateRefused, match=r"29.00 is worse than the 30.00 of version 3"):
+        promote("ramen", "champion", "4", GATE)
+    assert not offer("ramen", _answering(client, 31.0), GATE).refused
+
+
 def test_a_version_that_serves_again_is_no_longer_withdrawn(client: Any) -> None:
     for psp in (30.0, 31.0):
         offer("ramen", _answering(client, psp), GATE)
@@ -64,8 +84,8 @@ def test_a_version_that_serves_again_is_no_longer_withdrawn(client: Any) -> None
 
 def test_a_metric_that_no_version_has_closes_the_gate(client: Any) -> None:
     offer("ramen", _answering(client, 30.0), GATE)
-    refused = offer("ramen", _answering(client, 1.0), Index(gate={"psp_at5": 0.0}))
-    assert refused.refused == "the evaluation has no psp_at5, which index.gate compares"
+    refused = offer("ramen", _answering(client, 1.0), Index(gate={"psp_at_7": 0.0}))
+    assert refused.refused == "the evaluation has no psp_at_7, which index.gate compares"
     assert resolve_version("ramen", "champion") == 1
 
 

@@ -91,7 +91,7 @@ def test_published_version_answers_like_exact_retrieval(
     assert expected.items() <= version.tags.items() and float(version.tags["query_ms"]) > 0
     assert int(version.tags["bytes"]) > metrics["index_bytes"]
     receipt = _receipt(retriever)
-    assert receipt["registered"] == {"name": "ramen", "version": 1, "alias": "champion", "refused": None}
+    assert receipt["registered"] == {"name": "ramen", "version": 1, "alias": "champion", "refused": None, "note": None}
     assert (receipt["labels"], receipt["dimension"], receipt["m"]) == (30, 32, 32)
 
 

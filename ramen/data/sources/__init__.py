@@ -65,6 +65,13 @@ def fingerprint(settings: config.Data) -> str:
 
 
 def missing(settings: config.Data) -> errors.Problem:
-    """The problem of a `data.path` that does not exist."""
+    """The problem of a `data.path` that does not exist, or is a folder for a file, or a file for a folder."""
+    path = Path(settings.path)
+    if path.is_dir():
+        found = f"a folder, where data.source = {settings.source} reads a file"
+        return errors.Problem(settings.path, found, "for one in the layout of the XC repository set data.source=xc")
+    if path.exists():
+        found = f"a file, where data.source = {settings.source} reads a folder"
+        return errors.Problem(settings.path, found, "set data.path to the folder of the data set")
     mend = "run `ramen fetch`" if settings.source == "debian" else "set data.path to the folder of the data set"
     return errors.Problem(settings.path, "no such file or folder", mend)

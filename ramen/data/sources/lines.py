@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import lzma
 import zlib
@@ -46,7 +47,7 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def numbered_lines(path: Path, defects: Defects) -> Iterator[tuple[int, bytes]]:
-    """Yield (one-based number, line without its end); only a line feed ends a line.
+    """Yield (one-based number, line without its end); only a line feed ends a line, and a byte-order mark is no text.
 
     A compressed file that is cut short or damaged becomes a defect, and the iteration ends there.
     """
@@ -54,7 +55,7 @@ def numbered_lines(path: Path, defects: Defects) -> Iterator[tuple[int, bytes]]:
     try:
         with open_binary(path) as stream:
             for number, line in enumerate(stream, 1):
-                yield number, line.rstrip(b"\r\n")
+                yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         defects.add(path, f"cannot be unpacked after this line ({error})", "copy or download it again", line=number)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ _FILTERS = {
     "test": ("filter_labels_test.txt", "tst_filter_labels.txt"),
 }
 _GROUPS = "trn_groups.txt"
+_MATRIX = re.compile(r".+_.+_X_Y\.(?:npz|txt|txt\.gz)")
 _GRAPH = re.compile(r"(?P<set>[A-Za-z0-9_-]+?)_(?:trn|lbl|tst)_X_Y\.(?:npz|txt|txt\.gz)")
 
 
@@ -80,6 +82,9 @@ def read(settings: config.Data) -> Problem:
     defects.raise_if_any()
     filters = {kind: _read_filter(folder, kind, y[kind].shape, defects) for kind in _FILTERS}
     counts = {"trn": len(train.texts), "lbl": len(labels.texts), "tst": len(test.texts)}
+    for file in _nearly_graphs(folder):
+        expected = "expected NAME_trn_X_Y or NAME_lbl_X_Y, with letters, digits, _ and - in NAME"
+        print(f"warning: {file}: not read; {expected} for an anchor set", file=sys.stderr, flush=True)
     groups = _read_groups(folder, len(train.texts), settings, defects)
     anchor_sets = {name: _read_anchors(folder, name, counts, settings, defects) for name in anchor_set_names(folder)}
     defects.raise_if_any()
@@ -101,6 +106,12 @@ def anchor_set_names(folder: Path) -> list[str]:
     """Names of the anchor sets that have graph files in a folder, in alphabetical order."""
     matches = (_GRAPH.fullmatch(file.name) for file in folder.iterdir())
     return sorted({match["set"] for match in matches if match and not match["set"].endswith("_renee")})
+
+
+def _nearly_graphs(folder: Path) -> list[Path]:
+    """Matrices that are no part of the data set by their names, though they look like one."""
+    alike = (file for file in folder.iterdir() if _MATRIX.fullmatch(file.name))
+    return sorted(file for file in alike if not _GRAPH.fullmatch(file.name))
 
 
 def _subset(problem: Problem, settings: config.Data) -> Problem:
@@ -190,8 +201,9 @@ def _targets(file: Path, item: dict[str, Any], number: int, defects: Defects) ->
     found = item.get("target_ind", [])
     weights = item.get("target_rel") or [1.0] * len(found if isinstance(found, list) else [])
     whole = isinstance(found, list) and all(type(label) is int and abs(label) < 2**63 for label in found)
-    if not whole or len(weights) != len(found):
-        expected = "expected a list of integers, and as many `target_rel`"
+    weighted = isinstance(weights, list) and all(isinstance(weight, int | float) for weight in weights)
+    if not whole or not weighted or len(weights) != len(found):
+        expected = "expected a list of integers, and as many numbers in `target_rel`"
         defects.add(file, expected, line=number, field="target_ind")
         return []
     if len(set(found)) != len(found):
