@@ -196,6 +196,19 @@ def test_pipeline_runs_are_listed_newest_first_without_their_stages() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("store")
+def test_compared_runs_say_what_data_they_saw() -> None:
+    for path, most in (("data/LF-Things", 0), ("data/debian.jsonl.gz", 2000)):
+        sections = {"data": {"path": path, "max_documents": most}}
+        with start_pipeline_run("ramen", "", {}, sections), open_tracker("evaluate") as track:
+            track.headline({"p_at_1": 41.5})
+    lines = CliRunner().invoke(cli, ["compare"]).output.splitlines()
+    assert "data" in lines[0] or "data" in lines[1]
+    assert [("LF-Things" in line, "debian 2,000" in line) for line in lines if "41.50" in line] == [
+        (False, True), (True, False),
+    ]  # fmt: skip
+
+
 def test_to_ask_for_runs_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
     asked = CliRunner().invoke(cli, ["compare"])

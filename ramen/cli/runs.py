@@ -163,10 +163,10 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
         click.echo(json.dumps([dataclasses.asdict(run) for run in chosen], indent=1, sort_keys=True))
         return
     rows = [
-        [run.name, run.run_id[:8], _when(run.started), run.status.lower(), *tables.figures(run.metrics)]
+        [run.name, run.run_id[:8], _when(run.started), run.status.lower(), _data(run), *tables.figures(run.metrics)]
         for run in chosen
     ]
-    tables.show(rows, ["run", "id", "started", "status", *tables.COLUMNS], text_columns=4, ends=len(rows))
+    tables.show(rows, ["run", "id", "started", "status", "data", *tables.COLUMNS], text_columns=5, ends=len(rows))
 
 
 def select(found: Sequence[PipelineRun], wanted: Sequence[str]) -> list[PipelineRun]:
@@ -176,6 +176,13 @@ def select(found: Sequence[PipelineRun], wanted: Sequence[str]) -> list[Pipeline
             names = ", ".join(sorted({run.name for run in found})) or "none yet: `ramen run` makes them"
             raise RamenError(f"no pipeline run {text!r} in MLflow; there are: {names}")
     return [run for run in found if any(run.name == text or run.run_id.startswith(text) for text in wanted)]
+
+
+def _data(run: PipelineRun) -> str:
+    """The name of the raw data, and of how many documents of it: figures of other data are not to be compared."""
+    name = Path(run.params.get("data.path", "")).name.split(".")[0]
+    most = run.params.get("data.max_documents", "0")
+    return name if most == "0" else f"{name} {int(most):,}"
 
 
 def _when(started: int) -> str:
