@@ -139,7 +139,7 @@ def _fuse(
     judges = Judges.of(session, f"classifiers count {WITHOUT_VALIDATION:g} of the score")
     if judges is None:
         return WITHOUT_VALIDATION, {}
-    held_out = session.validation
+    held_out = session.validation.sampled()
 
     def fused(plain: NDArray[np.float32], moved: NDArray[np.float32], share: float) -> NDArray[np.float32]:
         return np.asarray((1 - share) * plain + share * moved)

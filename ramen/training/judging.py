@@ -25,6 +25,8 @@ DOCUMENTS = 2000
 """Held-out documents asked at most."""
 FEWEST = 20
 """And at least: fewer agree by chance too often, and one of them has no error at all."""
+FEW = 8
+"""Labels of a document up to which its scores are compared with each of theirs, one by one."""
 CHUNK = 1 << 25
 """Scores held at a time (128 MB)."""
 
@@ -94,7 +96,16 @@ class Judges:
                     true = self.y.indices[self.y.indptr[document] : self.y.indptr[document + 1]]
                     theirs = found[true]
                     found[true] = -np.inf
-                    above = (found > theirs[:, None]).sum(1)
+                    above = _above(found, theirs)
                     gain[number, document] = (1.0 / np.log2(2.0 + above)).mean()
                     log_rank[number, document] = np.log2(1.0 + above).mean()
         return gain, log_rank
+
+
+def _above(scores: Vectors, of: Vectors) -> NDArray[np.int64]:
+    """How many scores are greater than each of some: int64 [of]."""
+    if len(of) <= FEW:
+        return np.asarray((scores > of[:, None]).sum(1))
+    ascending = np.sort(of)
+    counts = np.bincount(np.searchsorted(ascending, scores), minlength=len(of) + 1)  # by how many of them are smaller
+    return counts[::-1].cumsum()[::-1][np.searchsorted(ascending, of) + 1]

@@ -377,11 +377,12 @@ class Session:
         trainer.run_epochs(until, progress, on_epoch)
 
     def validate(self) -> float | None:
-        """P@1 on the held-out documents over all labels, or None when nothing is held out."""
-        if not len(self.validation.documents):
+        """P@1 on (a sample of) the held-out documents over all labels, or None when nothing is held out."""
+        held_out = self.validation.sampled()
+        if not len(held_out.documents):
             return None
-        documents = self.embed(self.texts.roles["documents"][self.validation.documents])
-        return self.validation.p_at_1(documents, self.embed_role("labels"))
+        documents = self.embed(self.texts.roles["documents"][held_out.documents])
+        return held_out.p_at_1(documents, self.embed_role("labels"))
 
     def embed_role(self, role: Literal["documents", "labels"]) -> NDArray[np.float32]:
         """Vectors of all training documents, or those by which all labels are ranked: float32 [N or L, D]."""

@@ -16,7 +16,7 @@ from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.training.context import PARSIMONY, PRIOR, _chosen, _judged
-from ramen.training.judging import FEWEST, Judges
+from ramen.training.judging import FEW, FEWEST, Judges
 from ramen.training.session import Session, split_validation
 
 from training_recipe import changed, train
@@ -173,18 +173,19 @@ def test_what_judges_a_classifier_is_not_in_the_labels_it_judges(
     np.testing.assert_allclose(unseen, expected, atol=1e-4)
 
 
-def test_gains_are_scipys_among_the_wrong_labels() -> None:
-    rng = np.random.default_rng(1)
-    documents, labels, mean = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, 12, 12))
-    y = sp.csr_matrix(np.eye(5, 12, dtype=np.float32) + np.eye(5, 12, k=3, dtype=np.float32))
-    ignored = sp.csr_matrix(np.eye(5, 12, k=1, dtype=np.float32))
+@pytest.mark.parametrize("each", [2, 3 * FEW])
+def test_gains_are_scipys_among_the_wrong_labels(each: int) -> None:
+    rng, width = np.random.default_rng(1), 6 * each
+    documents, labels, mean = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, width, width))
+    y = sp.csr_matrix(sum(np.eye(5, width, k=3 * i, dtype=np.float32) for i in range(each)))
+    ignored = sp.csr_matrix(np.eye(5, width, k=1, dtype=np.float32))
     gain, log_rank = _judged(Judges(np.arange(5), documents, y, ignored), labels, mean, (0.0, 0.5))
     for number, share in enumerate((0.0, 0.5)):
         vectors = labels + share * mean
         scores = documents @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T
         for i in range(5):
             true, left = np.flatnonzero(y.toarray()[i]), np.flatnonzero(ignored.toarray()[i])
-            wrong = np.setdiff1d(np.arange(12), [*true, *left])
+            wrong = np.setdiff1d(np.arange(width), [*true, *left])
             ranks = [rankdata(-np.append(scores[i, wrong], scores[i, label]))[-1] for label in true]
             assert log_rank[number, i] == pytest.approx(np.mean(np.log2(ranks)))
             assert gain[number, i] == pytest.approx(np.mean(1 / np.log2(1 + np.array(ranks))))

@@ -22,7 +22,7 @@ from ramen.stages import run_stage
 from ramen.tracking import NullTracker
 from ramen.training.batches import Step
 from ramen.training.loop import Trainer
-from ramen.training.session import split_validation
+from ramen.training.session import split_validation, validation_set
 
 from training_recipe import SECTIONS, changed, history, same, train
 
@@ -133,6 +133,23 @@ def test_held_out_documents_are_never_trained_on(
     assert len(held_out) == 6 and len(kept) == 54 and not set(held_out) & set(kept)
     train(tiny_artifacts, tmp_path)
     assert open_artifact(tmp_path / "model", "model").counts["documents"] == 54
+
+
+def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.standard_normal((30, 8)).astype(np.float32)
+    held_out = np.arange(3, 43)
+    whole = validation_set(tiny_problem, held_out)
+    assert whole.sampled() is whole
+    monkeypatch.setattr("ramen.training.loop.JUDGES", 10)
+    part = whole.sampled()
+    assert len({*part.documents}) == 10 and {*part.documents} < {*held_out}
+    documents = rng.standard_normal((len(part.documents), 8)).astype(np.float32)
+    documents[:5] = 9 * labels[tiny_problem.y_train[part.documents[:5]].toarray().argmax(1)]
+    scores = np.where(tiny_problem.filter_train[part.documents].toarray() > 0, -np.inf, documents @ labels.T)
+    best = tiny_problem.y_train[part.documents].toarray()[np.arange(10), scores.argmax(1)]
+    assert part.p_at_1(documents, labels) == pytest.approx(100 * best.mean())
+    assert best.sum() >= 5
 
 
 def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> None:
