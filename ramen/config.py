@@ -213,7 +213,7 @@ class Bandit(Section):
     normalise: bool = knob(
         True, "measure the difference to that mean in its running deviation, so that a step is about lr on any scale"
     )
-    safeguards: bool = knob(True, "bound weights and steps; false = literally as printed, which diverges")
+    safeguards: bool = knob(True, "bound weights and steps; false = no bounds, as printed")
     max_step: float = knob(0.05, "a window moves a weight by at most this", gt=0)
     lambda_min: float = knob(0.01, "least weight", ge=0)
     lambda_max: float = knob(2.0, "greatest weight", gt=0)
