@@ -11,8 +11,8 @@ from ramen.base.protocol import BaseAlgorithm, Embed, Problem, Vectors, every
 from ramen.base.sampling import Ints
 from ramen.retrieval import search
 
-ROWS = 4096
-"""Documents searched at a time (bounds memory)."""
+CELLS = 1 << 22
+"""Labels found at a time, for all documents of a block (bounds memory)."""
 
 
 def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
@@ -28,12 +28,16 @@ def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int)
     Returns:
         int32 [N, S] labels, best first, padded with -1; documents without a label have none.
     """
-    most = int(np.diff(problem.known.indptr).max(initial=0))
+    alike = np.bincount(problem.label_texts)[problem.label_texts] - 1
+    left_out = np.diff(problem.known.indptr) + (problem.y @ alike).astype(np.int64)
+    order = problem.documents[np.argsort(-left_out[problem.documents], kind="stable")]  # of a few it may be thousands
     found = np.full((problem.y.shape[0], size), -1, np.int32)
     candidates = problem.labels if len(problem.unseen) else None
-    depth = min(size + most, len(problem.labels))
-    for start in range(0, len(problem.documents), ROWS):
-        rows = problem.documents[start : start + ROWS]
+    start = 0
+    while start < len(order):
+        depth = min(size + int(left_out[order[start]]), len(problem.labels))
+        rows = order[start : start + max(1, CELLS // depth)]
+        start += len(rows)
         ids, _ = search(documents[rows], labels, depth, candidates=candidates)
         wrong = ~_known(problem, rows, ids)
         place = np.cumsum(wrong, axis=1) - 1

@@ -100,7 +100,11 @@ def test_a_name_that_is_none_says_which_was_meant(tiny_problem: Problem) -> None
         made("ngam", tiny_problem)
 
 
-def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_ones(tiny_problem: Problem) -> None:
+@pytest.mark.parametrize("cells", [1, 200, 1 << 22])
+def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_ones(
+    tiny_problem: Problem, cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramen.base.mining.CELLS", cells)
     problem = told(tiny_problem)
     twins = BaseProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, 16)  # labels in twos
     documents, labels = unit(60, 8, 1), unit(30, 8, 2)
