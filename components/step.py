@@ -16,6 +16,8 @@ from ramen.stages import STAGES, run_stage
 from ramen.tracking import open_tracker
 from ramen.versioning import push_outputs
 
+EXIT_LINE = "exit code {}"
+"""Last words of a failed step: KFP's local runner keeps the exit code to itself."""
 REPORTS = {"ingest": "validation/index.html", "evaluate": "report.html"}
 """Stage -> page of its first artifact that the KFP UI shows."""
 
@@ -49,7 +51,8 @@ def run_step(
             )
             push_outputs({name: paths[name] for name in table.writes}, track)
     except RamenError as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr, flush=True)
+        said = [*(f"error: {line}" for line in str(error).splitlines()), EXIT_LINE.format(error.exit_code)]
+        print("\n".join(said), file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
     for name, value in metrics.items():
         if math.isfinite(value):

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import psutil
 
+from components.step import EXIT_LINE
 from pipelines.ramen import Outputs, build
 from ramen.config import Config
 from ramen.errors import Interrupted, RamenError
@@ -30,6 +31,7 @@ STORE = ".kfp"
 """Folder under `--out` that holds the runner's outputs and its cache."""
 
 _LOG = re.compile(r"^\s*\d\d:\d\d:\d\d\.\d{3} - (?:INFO|WARNING|ERROR) - (.*)$")
+_EXIT = re.compile(EXIT_LINE.format(r"(\d+)"))
 _EXECUTOR = re.compile(r"^\s*(\[KFP Executor |[\"\[\]{}]|Could not load|ModuleNotFoundError)")
 """Lines of the runner's wrapper: its log records and the JSON they spread over many lines."""
 
@@ -83,7 +85,9 @@ def _run(pipeline: Callable[[], Any], console: Console) -> Any:
         except RuntimeError as error:
             if console.stopped:
                 raise Interrupted(console.failure() or "stopped on request") from None
-            raise RamenError(console.failure() or str(error)) from None
+            failed = RamenError(console.failure() or str(error))
+            failed.exit_code = console.exit_code
+            raise failed from None
         except KeyboardInterrupt:
             _signal_step(signal.SIGKILL)
             raise Interrupted("stopped on request") from None
@@ -144,6 +148,7 @@ class Console(io.TextIOBase):
         self.recent: list[str] = []
         self.cached: list[str] = []
         self.stopped = False
+        self.exit_code = RamenError.exit_code
         self._partial = ""
         self._streaming = False
 
@@ -169,6 +174,8 @@ class Console(io.TextIOBase):
     def _line(self, line: str) -> None:
         if found := _LOG.match(line):
             self.record(found.group(1))
+        elif self._streaming and (ended := _EXIT.fullmatch(line.strip())):
+            self.exit_code = int(ended.group(1))
         elif self._streaming and line.strip() and not _EXECUTOR.match(line):
             self.recent = [*self.recent[-49:], line.strip()]
             if not self.stopped:

@@ -13,7 +13,7 @@ import pytest
 from pipelines.local import Console, _link, run_local
 from ramen.artifacts import open_artifact
 from ramen.config import Config, resolve
-from ramen.errors import Interrupted, RamenError
+from ramen.errors import DataError, Interrupted, RamenError
 from ramen.stages import STAGES
 from ramen.tracking import start_pipeline_run
 
@@ -78,7 +78,9 @@ def test_the_whole_pipeline_runs_is_tracked_and_is_cached(
     broken.unlink()
     with pytest.raises(RamenError, match=r"ingest: .*label\.raw\.txt") as caught:
         run_local(settings(xc_folder), out, arm="ramen")
-    assert "Traceback" not in str(caught.value) + capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Traceback" not in str(caught.value) + said and "exit code" not in said
+    assert caught.value.exit_code == DataError.exit_code, "that of the stage alone"
     open_artifact(made["model"], "model")
 
 
