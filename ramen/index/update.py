@@ -93,7 +93,7 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(Problem(str(path), f"cannot be read ({error})", "give a UTF-8 text file")) from None
 

@@ -161,6 +161,9 @@ def test_latin1_needs_the_knob(xc_folder: Path) -> None:
         xc.read(settings(xc_folder))
     assert lines_of(error)[0] == (f"{file}:2: expected utf-8, found byte 0xe9 at column 12; set data.encoding=latin-1")
     assert xc.read(settings(xc_folder, encoding="latin-1")).test.texts[1] == "café"
+    file.write_bytes("test-0->a".encode("utf-16"))
+    with pytest.raises(DataError, match=r":1: expected utf-8, found byte 0xff at column 1; save it as UTF-8"):
+        xc.read(settings(xc_folder))
 
 
 def test_empty_texts_get_a_placeholder_and_empty_anchors_go(xc_folder: Path, tiny_problem: Problem) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,8 @@ def test_changes_are_read_and_broken_lines_named(tmp_path: Path) -> None:
     add.write_text('{"uid": "a", "text": "eins"}\n\n{"uid": "b", "text": "zwei"}\n')
     remove.write_text("c\nd\n\n")
     assert read_changes(add, remove) == Changes({"a": "eins", "b": "zwei"}, frozenset({"c", "d"}))
+    add.write_bytes(codecs.BOM_UTF8 + '{"uid": "a", "text": "eins\u2028zwei"}\r\n'.encode())
+    assert read_changes(add, None).added == {"a": "eins\u2028zwei"}
     write_texts(tmp_path / "add.parquet", ["a"], ["eins"])
     assert read_changes(tmp_path / "add.parquet", None) == Changes({"a": "eins"}, frozenset())
     for text, message in [

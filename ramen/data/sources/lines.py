@@ -67,6 +67,8 @@ def decoded_lines(path: Path, encoding: str, defects: Defects) -> Iterator[tuple
             yield number, line.decode(encoding)
         except UnicodeDecodeError as error:
             mend = "set data.encoding=latin-1" if encoding.lower().replace("-", "") == "utf8" else "set data.encoding"
+            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                mend = "save it as UTF-8"
             expected = f"expected {encoding}, found byte 0x{line[error.start]:02x} at column {error.start + 1}"
             defects.add(path, expected, mend, line=number)
             yield number, ""
