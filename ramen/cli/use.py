@@ -32,6 +32,8 @@ def query(text: str, k: int, version: str, model: str, as_json: bool) -> None:
     """
     from ramen.index import query as asking
 
+    if not text.strip():
+        raise click.BadParameter("a query has at least one word", param_hint="TEXT")
     hits = asking.answer(text, k=k, model=model, version=version)
     click.echo(asking.as_json(hits) if as_json else asking.as_table(hits))
 

@@ -89,6 +89,11 @@ def test_a_file_in_the_place_of_a_folder(arguments: str, line: str, code: int, t
     assert Path("file").read_text() == "kept"
 
 
+def test_a_query_of_blanks_is_none() -> None:
+    result = invoke("query", " \t")
+    assert "Invalid value for TEXT: a query has at least one word" in result.stderr and result.exit_code == 2
+
+
 def test_each_problem_has_its_line() -> None:
     result = invoke("config", "--set", "walk.hops=-1", "--set", "walk.restart=2")
     assert result.stderr.splitlines() == [
