@@ -32,7 +32,7 @@ from pipelines.resources import (
     WORK_PATH,
 )
 from ramen.artifacts import open_artifact, write_json
-from ramen.errors import ConfigError, Interrupted, RamenError
+from ramen.errors import ConfigError, Interrupted, RamenError, warn
 from ramen.stages import STAGES
 from ramen.stopping import on_stop
 from ramen.tracking import Tracker
@@ -227,7 +227,7 @@ def _delete(api: Any, namespace: str, name: str) -> None:
     try:
         api.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
     except (ApiException, OSError) as error:
-        print(f"warning: job {name} could not be deleted: {getattr(error, 'reason', error)}", file=sys.stderr)
+        warn(f"job {name} could not be deleted: {getattr(error, 'reason', error)}")
 
 
 def _account() -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -89,6 +90,11 @@ class Interrupted(RamenError):
     """Stopped on purpose; what was done so far is safe on disk."""
 
     exit_code = 130
+
+
+def warn(text: object) -> None:
+    """Say on stderr what the user should know though the work goes on."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def reason(error: BaseException) -> str:

@@ -92,16 +92,8 @@ class Stage:
 
 _ITEMS = ("data/dataset.py", "data/identity.py")
 _TRAINING_CODE = (
-    *_ITEMS,
-    "base",
-    "encoder",
-    "graph",
-    "objective",
-    "processes.py",
-    "retrieval.py",
-    "training",
-    "work.py",
-)
+    *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "training", "work.py",
+)  # fmt: skip
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -152,15 +144,7 @@ STAGES: dict[str, Stage] = {
             reads=("dataset", "pruned_graph", "model"),
             writes=("evaluation",),
             sections=("encoder", "scoring"),
-            code=(
-                "data/dataset.py",
-                "data/identity.py",
-                "encoder",
-                "evaluation",
-                "graph/cleaning.py",
-                "graph/metadata.py",
-                "retrieval.py",
-            ),
+            code=(*_ITEMS, "encoder", "evaluation", "graph/cleaning.py", "graph/metadata.py", "retrieval.py"),
             impl="ramen.evaluation.stage:evaluate",
             gpu=True,
         ),
@@ -170,7 +154,7 @@ STAGES: dict[str, Stage] = {
             reads=("dataset", "model", "evaluation"),
             writes=("retriever",),
             sections=("encoder", "index"),
-            code=(*_ITEMS, "encoder", "index"),
+            code=("data/dataset.py", "encoder", "index"),
             impl="ramen.index.stage:publish_index",
             side_effects=True,
         ),

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from ramen.errors import RamenError
+from ramen.errors import RamenError, warn
 
 REMOTE_ENV = "RAMEN_DVC_REMOTE"
 """URL of the DVC remote that pods push to, such as s3://bucket/dvc; unset = nothing is pushed."""
@@ -121,7 +121,7 @@ def push_outputs(paths: Mapping[str, Path], track: Any) -> None:
         try:
             pointer = push(path, name, remote, os.environ.get(ENDPOINT_ENV, ""))
         except RamenError as error:
-            print(f"warning: {error}", file=sys.stderr, flush=True)
+            warn(error)
             track.tags({"dvc.error": str(error)[:500]})
             continue
         track.tags({f"dvc.{name}": pointer.md5})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from ramen import config
 from ramen.artifacts import Draft
 from ramen.data import sources
 from ramen.data.statistics import counts, headline
 from ramen.data.subset import hide_labels
 from ramen.data.validation import validate
-from ramen.errors import DataError
+from ramen.errors import DataError, warn
 from ramen.tracking import Tracker
 
 
@@ -36,11 +34,9 @@ def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, fl
     if report.critical:
         raise DataError(*report.critical)
     for warning in report.warnings:
-        print(f"warning: {warning}", file=sys.stderr, flush=True)
+        warn(warning)
     if not problem.anchor_sets:
-        print(
-            f"warning: {data.path}: no anchor sets, so there are no graphs to train with", file=sys.stderr, flush=True
-        )
+        warn(f"{data.path}: no anchor sets, so there are no graphs to train with")
     problem.write(dataset.path)
     dataset.counts.update(counts(problem))
     return headline(problem)

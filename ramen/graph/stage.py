@@ -7,6 +7,7 @@ import sys
 from ramen.artifacts import Artifact, Draft
 from ramen.config import Walk
 from ramen.data.dataset import Problem
+from ramen.errors import warn
 from ramen.graph.build import build_set
 from ramen.graph.metadata import Graph, write_graphs
 from ramen.tracking import Tracker
@@ -42,11 +43,11 @@ def _warn(name: str, counts: dict[str, int], walk: Walk) -> None:
     """Training goes on without a set that is empty, or whose anchors are all hubs: better that somebody knows."""
     edges, hubs = counts["train/raw"] + counts["labels/raw"], counts.get("hub_edges", 0)
     if not edges:
-        print(f"warning: anchor set {name}: no edges", file=sys.stderr, flush=True)
+        warn(f"anchor set {name}: no edges")
     elif hubs > HUBS_SHARE * edges:
         cap = f"{counts['hub_anchors']} anchors that have more than walk.hub_cap = {walk.hub_cap}"
         told = f"{hubs} of {edges} edges are left out, those of {cap}; raise it if they say something"
-        print(f"warning: anchor set {name}: {told}", file=sys.stderr, flush=True)
+        warn(f"anchor set {name}: {told}")
 
 
 def _summary(counts: dict[str, int]) -> str:

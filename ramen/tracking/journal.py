@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ramen.artifacts import write_json
-from ramen.errors import reason
+from ramen.errors import reason, warn
 
 SPOOL_ENV = "RAMEN_SPOOL"
 """Folder of the journals; by default .ramen/tracking in the working directory. In a pod: a volume that outlives it."""
@@ -112,7 +112,7 @@ class Journal:
                     self._carry_out(row)
                 except Exception as error:
                     if not _out_of_reach(error):
-                        print(f"warning: a write was refused and is dropped: {reason(error)}", file=sys.stderr)
+                        warn(f"a write was refused and is dropped: {reason(error)}")
                     else:
                         self._next_try = time.monotonic() + TRY_AGAIN
                         return False
@@ -126,11 +126,9 @@ class Journal:
     def close(self) -> None:
         """Send what can be sent, and say what could not."""
         if not self.send():
-            print(
-                f"warning: the tracking store is out of reach; {self.pending} writes are kept in {self._folder}: "
-                "`ramen tracking push` sends them",
-                file=sys.stderr,
-                flush=True,
+            warn(
+                f"the tracking store is out of reach; {self.pending} writes are kept in {self._folder}: "
+                "`ramen tracking push` sends them"
             )
             self.release()
 
@@ -154,11 +152,7 @@ class Journal:
         self._lock = (self._folder / LOCK).open("a")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._next_try = time.monotonic() + TRY_AGAIN
-        print(
-            f"warning: the tracking store is out of reach ({reason(error)}); writes are kept in {self._folder}",
-            file=sys.stderr,
-            flush=True,
-        )
+        warn(f"the tracking store is out of reach ({reason(error)}); writes are kept in {self._folder}")
 
     def _keep(self, row: dict[str, Any], file: Path | None = None) -> None:
         assert self._folder is not None

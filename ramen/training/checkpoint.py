@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ramen.artifacts import failed_io, flush, sha256, write_text
-from ramen.errors import ArtifactError
+from ramen.errors import ArtifactError, warn
 from ramen.work import TASK_FILE, differences
 
 KEEP = 2
@@ -162,7 +161,7 @@ class Checkpoints:
         folders = self._all()
         for folder in reversed(folders):
             if damage := damaged(folder):
-                print(f"warning: {damage}; the checkpoint before it is tried", file=sys.stderr, flush=True)
+                warn(f"{damage}; the checkpoint before it is tried")
                 continue
             self._check_task(folder)
             try:

@@ -8,7 +8,6 @@ Letters: V held-out documents, L labels, D width, S candidates.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.base.sampling import keyed_rng
+from ramen.errors import warn
 from ramen.training.session import Session
 
 Vectors = NDArray[np.float32]
@@ -64,7 +64,7 @@ class Judges:
         rows = held_out.documents[np.diff(problem.y_train.indptr)[held_out.documents] > 0]
         if len(rows) < FEWEST:
             few = f"{otherwise}: {len(rows)} held-out documents have a label, and {FEWEST} are needed to choose by"
-            print(f"warning: {few}; raise training.validation_fraction", file=sys.stderr, flush=True)
+            warn(f"{few}; raise training.validation_fraction")
             return None
         rows = np.sort(rng.permutation(rows)[:DOCUMENTS])
         documents = session.embed(session.texts.roles["documents"][rows])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ramen.base.sampling import keyed_rng
 from ramen.config import Pruning
+from ramen.errors import warn
 from ramen.graph.metadata import Graph
 from ramen.graph.pruning import edge_cosines, jaccard, prune, random_cosines
 from ramen.training.session import SIDE_NAMES, Session
@@ -128,11 +129,9 @@ class Rounds:
         print(f"pruned {shares}", file=sys.stderr, flush=True)
         if idle := [key for key, share in removed.items() if share < WARN_BELOW]:
             knob = "quantile" if self.settings.rule == "quantile" else "threshold"
-            print(
-                f"warning: pruning.{knob} {getattr(self.settings, knob):g} removes almost nothing from "
-                f"{', '.join(idle)}; raise it, or train longer before pruning",
-                file=sys.stderr,
-                flush=True,
+            warn(
+                f"pruning.{knob} {getattr(self.settings, knob):g} removes almost nothing from "
+                f"{', '.join(idle)}; raise it, or train longer before pruning"
             )
 
     def _embed(self) -> dict[str, NDArray[np.float32]]:

@@ -28,7 +28,7 @@ from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
-from ramen.errors import ConfigError, DataError, nearest
+from ramen.errors import ConfigError, DataError, nearest, warn
 from ramen.errors import Problem as Defect
 from ramen.graph.cleaning import anchors_among, kin
 from ramen.graph.metadata import Graph, read_graphs
@@ -122,7 +122,7 @@ class Session:
         if self.training.validation_fraction and not len(held_out) and self.processes.rank == 0:
             fraction = f"training.validation_fraction = {self.training.validation_fraction:g}"
             too = "every group of documents is larger" if self.problem.groups is not None else "there are too few"
-            print(f"warning: {fraction} holds out no document, since {too}; raise it", file=sys.stderr, flush=True)
+            warn(f"{fraction} holds out no document, since {too}; raise it")
         reads_graphs = self.objective.graphs or self.objective.augment_labels
         known = training_graphs(graph.path, self.problem, held_out) if reads_graphs else {}
         self.graphs, self.graph_negatives = self._used(known) if self.objective.graphs else ({}, None)
@@ -520,7 +520,7 @@ def _warn_of_cut_texts(texts: TextTable, max_length: int) -> None:
     if many := {role: share for role, share in cut.items() if share > CUT_SHARE}:
         told = ", ".join(f"{100 * share:.0f} % of {role}" for role, share in many.items())
         limit = f"encoder.max_length = {max_length} tokens"
-        print(f"warning: {told} reach {limit} and are cut there; raise it for full text", file=sys.stderr, flush=True)
+        warn(f"{told} reach {limit} and are cut there; raise it for full text")
 
 
 def split_validation(problem: Problem, training: Training) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ from ramen.data.sources import missing
 from ramen.data.sources.lines import Defects, decoded_lines
 from ramen.data.sources.matrices import binary, read_matrix, read_pairs
 from ramen.data.subset import choose, restrict, select_anchors
-from ramen.errors import DataError
+from ramen.errors import DataError, warn
 
 _TEXTS = {
     "train": ("trn.json", "raw_data/train.raw.txt", "raw/trn_X.txt"),
@@ -84,7 +83,7 @@ def read(settings: config.Data) -> Problem:
     counts = {"trn": len(train.texts), "lbl": len(labels.texts), "tst": len(test.texts)}
     for file in _nearly_graphs(folder):
         expected = "expected NAME_trn_X_Y or NAME_lbl_X_Y, with letters, digits, _ and - in NAME"
-        print(f"warning: {file}: not read; {expected} for an anchor set", file=sys.stderr, flush=True)
+        warn(f"{file}: not read; {expected} for an anchor set")
     groups = _read_groups(folder, len(train.texts), settings, defects)
     anchor_sets = {name: _read_anchors(folder, name, counts, settings, defects) for name in anchor_set_names(folder)}
     defects.raise_if_any()
