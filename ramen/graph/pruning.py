@@ -36,23 +36,25 @@ def random_cosines(
     """Cosines of random pairs of a graph: what an edge's cosine would be if it meant nothing.
 
     Rows and anchors are drawn as often as edges name them, so that hubs count as they do among the edges, but
-    independently of each other. A model of pre-trained vectors gives nearly all pairs a cosine above 0, and each graph
-    has its own level, hence no fixed threshold fits.
+    independently of each other; pairs that are edges are left out, of which there are many where a set has few anchors.
+    A model of pre-trained vectors gives nearly all pairs a cosine above 0, and each graph has its own level, hence no
+    fixed threshold fits.
 
     Args:
         graph: at least one edge.
         rows: float32 [rows, D], unit norm.
         anchors: float32 [M, D], unit norm.
-        count: pairs.
+        count: pairs drawn.
         rng: draws them.
 
     Returns:
-        float32 [count].
+        float32 [pairs without an edge], empty if every row has every anchor.
     """
     row_of = graph.rows()
     row = row_of[rng.integers(0, graph.num_edges, count)]
     anchor = graph.indices[rng.integers(0, graph.num_edges, count)]
-    return np.asarray(np.einsum("ed,ed->e", rows[row], anchors[anchor]), np.float32)
+    apart = np.asarray(graph.csr()[row, anchor]).ravel() == 0
+    return np.asarray(np.einsum("ed,ed->e", rows[row[apart]], anchors[anchor[apart]]), np.float32)
 
 
 def prune(graph: Graph, cosines: NDArray[np.float32], threshold: float) -> Graph:

@@ -115,7 +115,8 @@ class Rounds:
         if self.settings.rule == "threshold" or not graph.num_edges:
             return self.settings.threshold
         rng = keyed_rng(self.session.training.seed, f"pruning/{key}", self.position.round)
-        return float(np.quantile(random_cosines(graph, rows, anchors, RANDOM_PAIRS, rng), self.settings.quantile))
+        random = random_cosines(graph, rows, anchors, RANDOM_PAIRS, rng)
+        return float(np.quantile(random, self.settings.quantile)) if len(random) else -1.0
 
     def _report(self, start: Mapping[str, Mapping[str, Graph]], thresholds: Mapping[str, float]) -> None:
         removed = {

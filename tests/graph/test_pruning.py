@@ -68,6 +68,27 @@ def test_random_pairs_are_drawn_as_often_as_edges_name_them_and_by_seed() -> Non
     graph, _, rows, anchors = planted(0.2)
     a, b = (random_cosines(graph, rows, anchors, 50_000, np.random.default_rng(1)) for _ in range(2))
     np.testing.assert_array_equal(a, b)
-    degree = np.bincount(graph.indices, minlength=ANCHORS) / graph.num_edges
-    mean_row = np.bincount(graph.rows(), minlength=ROWS) @ rows / graph.num_edges
-    assert a.mean() == pytest.approx(float(mean_row @ (degree @ anchors)), abs=0.005)
+    chance = np.outer(np.bincount(graph.rows(), minlength=ROWS), np.bincount(graph.indices, minlength=ANCHORS)) * 1.0
+    chance[graph.rows(), graph.indices] = 0
+    assert a.mean() == pytest.approx(float((chance * (rows @ anchors.T)).sum() / chance.sum()), abs=0.005)
+
+
+def test_a_set_of_few_anchors_is_not_measured_by_its_own_edges() -> None:
+    """Three anchors, of which every row has the right one: a third of all pairs are edges, none is noise."""
+    rng = np.random.default_rng(0)
+    topic = rng.integers(0, 3, ROWS)
+    centres = np.linalg.qr(rng.standard_normal((WIDTH, 3)))[0].T
+    raw = centres[topic] + 0.1 * rng.standard_normal((ROWS, WIDTH))
+    rows, anchors = (raw / np.linalg.norm(raw, axis=1, keepdims=True)).astype(np.float32), centres.astype(np.float32)
+    graph = Graph(
+        np.arange(ROWS + 1), topic.astype(np.int32), np.ones(ROWS, np.float32), np.ones(ROWS, bool), (ROWS, 3)
+    )
+    sample = random_cosines(graph, rows, anchors, 10_000, np.random.default_rng(0))
+    assert not removed(graph, rows, anchors, float(np.quantile(sample, 0.75))).any()
+
+
+def test_a_graph_with_every_pair_has_no_random_ones() -> None:
+    matrix = sp.csr_matrix(np.ones((4, 2), np.float32))
+    graph = Graph(matrix.indptr.astype(np.int64), matrix.indices, matrix.data, np.ones(8, bool), (4, 2))
+    rows, anchors = (np.eye(4, dtype=np.float32)[:n] for n in (4, 2))
+    assert len(random_cosines(graph, rows, anchors, 1000, np.random.default_rng(0))) == 0
