@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramen.config import Index as Settings
-from ramen.errors import GateRefused, RamenError
+from ramen.errors import GateRefused, RamenError, warn
 from ramen.index.registry import connect, plain_errors, resolve_version
 
 SMOKE_TAG, GATE_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
@@ -153,7 +153,7 @@ def _best(client: Any, name: str, version: int, settings: Settings) -> int:
 
 
 def promote(name: str, alias: str, version: str, settings: Settings | None = None) -> int | None:
-    """Point an alias to a registered version, forward or back.
+    """Point an alias to a registered version, forward or back; warns if the gate had nothing to compare it with.
 
     Args:
         name, alias: registered model and alias.
@@ -181,6 +181,8 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
             _tag(client, name, number, decision.tags())
             if decision.reasons:
                 raise GateRefused(f"{name} version {number}: {decision.refused}")
+            if decision.note:
+                warn(f"{name} version {number}: {decision.note}")
         _withdraw(client, name, before)
         _take_up(client, name, number)
         _move(client, name, alias, number, before)

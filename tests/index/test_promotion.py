@@ -53,12 +53,16 @@ def test_decision_and_its_numbers_are_on_the_version(client: Any) -> None:
     assert json.loads(tags["gate.compared"]) == {"psp_at_5": [29.0, 31.0, 0.0]}
 
 
-def test_another_dataset_is_not_compared_and_that_is_told(client: Any) -> None:
+def test_another_dataset_is_not_compared_and_that_is_told(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
     offer("ramen", _answering(client, 30.0), GATE)
     moved = offer("ramen", _answering(client, 1.0, dataset="other"), GATE)
     assert not moved.reasons and resolve_version("ramen", "champion") == 2
     assert moved.note == "not compared with version 1, which was evaluated on another dataset"
     assert _tags(client, 2)["gate.reason"] == moved.note
+    promote("ramen", "champion", "1", GATE)
+    assert capsys.readouterr().err.endswith(
+        "warning: ramen version 1: not compared with version 2, which was evaluated on another dataset\n"
+    )
 
 
 def test_an_updated_index_is_compared_by_the_version_it_came_from(client: Any) -> None:
