@@ -94,6 +94,8 @@ class Problem:
         candidates: int64, ascending: the labels that compete at test (zero-shot); None = all.
         groups: int64 [N], the group of each training document where test documents were set aside by whole groups
             (siblings, sites, sessions), so that held-out ones are too; None = each document is its own.
+        files: part, named as in `statistics.text_lists` and `relations` -> the user's file that it was read from, for
+            messages; only where row i of the one is row i of the other. Not written.
     """
 
     train: Texts
@@ -106,6 +108,7 @@ class Problem:
     anchor_sets: Mapping[str, AnchorSet] = field(default_factory=dict)
     candidates: NDArray[np.int64] | None = None
     groups: NDArray[np.int64] | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -135,8 +138,11 @@ class Problem:
     def read(cls, path: Path) -> Problem:
         """Read what `write` wrote, test edges of the anchors excepted."""
         folders = [path / "anchors" / name for name in anchor_set_names(path)]
+        train, test, labels = (Texts.read(path / "texts" / f"{name}.parquet") for name in ("train", "test", "labels"))
         return cls(
-            **{name: Texts.read(path / "texts" / f"{name}.parquet") for name in ("train", "test", "labels")},
+            train,
+            test,
+            labels,
             **{f"y_{name}": read_csr(path / "labels" / f"{name}.npz") for name in ("train", "test")},
             **{f"filter_{name}": read_csr(path / "filters" / f"{name}.npz") for name in ("train", "test")},
             anchor_sets={

@@ -58,6 +58,7 @@ def restrict(problem: Problem, train: NDArray[np.bool_], test: NDArray[np.bool_]
         filter_test=problem.filter_test[test][:, labels],
         anchor_sets=sets,
         groups=None if problem.groups is None else problem.groups[train],
+        files={},
     )
 
 
@@ -95,6 +96,7 @@ def hide_labels(problem: Problem, fraction: float, *, seed: int) -> Problem:
         filter_test=problem.filter_test[kept],
         candidates=np.flatnonzero(unseen),
         anchor_sets=sets,
+        files={},
     )
 
 

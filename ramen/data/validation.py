@@ -20,7 +20,7 @@ import os
 import re
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,7 +53,7 @@ class Rule:
         mend: what the user can do.
         low, high: bounds, None where open; both None = unique.
         severity: `critical` breaks the data.
-        file: where the defect is, if the frame's rows do not say it.
+        part: where the defect is, if the frame's rows do not say it; as in `Problem.files`.
     """
 
     frame: str
@@ -63,7 +63,7 @@ class Rule:
     low: float | None = None
     high: float | None = None
     severity: Literal["critical", "warning"] = "critical"
-    file: str = ""
+    part: str = ""
 
 
 RULES = (
@@ -78,16 +78,16 @@ RULES = (
     Rule("relations", "unequal_one", "{value} values are not 1", "matrices are binary", high=0),
     Rule("relations", "unlabelled", "{value} documents have no label", "", high=0, severity="warning"),
     Rule("problem", "documents", "expected training documents, found none", "", low=1,
-         file="texts/train.parquet"),
-    Rule("problem", "test_documents", "expected test documents, found none", "", low=1, file="texts/test.parquet"),
-    Rule("problem", "labels", "expected at least two labels, found {value}", "", low=2, file="texts/labels.parquet"),
-    Rule("problem", "pairs", "no training document has a label", "", low=1, file="labels/train.npz"),
+         part="texts/train"),
+    Rule("problem", "test_documents", "expected test documents, found none", "", low=1, part="texts/test"),
+    Rule("problem", "labels", "expected at least two labels, found {value}", "", low=2, part="texts/labels"),
+    Rule("problem", "pairs", "no training document has a label", "", low=1, part="labels/train"),
     Rule("problem", "test_pairs", "no test document has a label", "give some: every run is evaluated", low=1,
-         file="labels/test.npz"),
+         part="labels/test"),
     Rule("problem", "overlap", "{value} test documents are training documents too (first: {first_overlap!r})",
-         "remove them from one of the two", high=0, file="texts/test.parquet"),
+         "remove them from one of the two", high=0, part="texts/test"),
     Rule("problem", "same_content", "{value} test documents have text and labels of a training document", "",
-         high=0, severity="warning", file="texts/test.parquet"),
+         high=0, severity="warning", part="texts/test"),
 )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def validate(problem: Problem, folder: Path) -> Report:
     report = Report([], [])
     for rule, rows in _failures(frames, folder):
         target = report.critical if rule.severity == "critical" else report.warnings
-        target.extend(_defects(rule, frames[rule.frame], rows))
+        target.extend(_defects(rule, frames[rule.frame], rows, problem.files))
     _make_reproducible(folder)
     if not report.critical:
         write_text(folder / "statistics.json", json.dumps(statistics(problem), indent=1, sort_keys=True) + "\n")
@@ -130,7 +130,7 @@ def _texts_frame(problem: Problem) -> pd.DataFrame:
         parts.append(
             pd.DataFrame(
                 {
-                    "file": name,
+                    "part": name,
                     "row": np.arange(1, len(texts) + 1),
                     "uid": texts.uids,
                     "uid_characters": np.fromiter(map(len, texts.uids), np.int64, len(texts)),
@@ -154,7 +154,7 @@ def _relations_frame(problem: Problem) -> pd.DataFrame:
         empty = np.diff(matrix.indptr) == 0 if name in ("labels/train", "labels/test") else np.zeros(0, bool)
         rows.append(
             {
-                "file": name,
+                "part": name,
                 "rows": matrix.shape[0],
                 "columns": matrix.shape[1],
                 "expected_rows": expected[0],
@@ -208,14 +208,15 @@ def _contents(texts: list[str], labels: sp.csr_matrix) -> Iterator[bytes]:
         yield hashlib.blake2b(found.tobytes() + text.encode(), digest_size=16).digest()
 
 
-def _defects(rule: Rule, frame: pd.DataFrame, rows: list[int]) -> Iterator[Defect]:
+def _defects(rule: Rule, frame: pd.DataFrame, rows: list[int], files: Mapping[str, str]) -> Iterator[Defect]:
     for index in rows:
-        values = {str(key): value for key, value in frame.loc[index].items()}
-        line = values.get("row") or values.get(f"{rule.column}_row") or None
-        end = ".npz" if rule.frame == "relations" else ".parquet"
-        file = f"{values['file']}{end}" if "file" in values else rule.file
-        says = rule.says.format(value=values[rule.column], **values)
-        yield Defect(file, says, rule.mend, None if line is None else int(line))
+        values: dict[str, Any] = {str(key): value for key, value in frame.loc[index].items()}
+        part = str(values.get("part", rule.part))
+        own = f"{part}.parquet" if part.split("/")[0] == "texts" or part.endswith("/texts") else f"{part}.npz"
+        first = values.get(f"{rule.column}_row")  # of a matrix, whose row i is not line i of every kind of file
+        says = rule.says.format(value=values[rule.column], **values) + (f" (first: row {first})" if first else "")
+        line = int(values["row"]) if "row" in values else None
+        yield Defect(files.get(part, own), says, rule.mend, line)
 
 
 # --- Great Expectations --------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ def _expectation(rule: Rule) -> Any:
     order = [other for other in RULES if other.frame == rule.frame].index(rule)
     common = {"severity": rule.severity, "meta": {"rule": order}}
     if rule.low is None and rule.high is None:
-        return gxe.ExpectCompoundColumnsToBeUnique(column_list=["file", rule.column], **common)
+        return gxe.ExpectCompoundColumnsToBeUnique(column_list=["part", rule.column], **common)
     return gxe.ExpectColumnValuesToBeBetween(column=rule.column, min_value=rule.low, max_value=rule.high, **common)
 
 

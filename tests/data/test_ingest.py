@@ -105,8 +105,7 @@ def test_a_failed_validation_writes_nothing_but_tracks_the_report(xc_folder: Pat
     with pytest.raises(DataError) as error:
         ingest(xc_folder, out, track)
     assert str(error.value) == (
-        "texts/test.parquet: 1 test documents are training documents too (first: 'train-5'); "
-        "remove them from one of the two"
+        f"{test}: 1 test documents are training documents too (first: 'train-5'); remove them from one of the two"
     )
     assert list(out.parent.iterdir()) == []
     assert track.seen_tags == {"validation": "failed"} and "validation/index.html" in track.files
@@ -121,8 +120,8 @@ def test_warnings_do_not_stop_the_stage(xc_folder: Path, tmp_path: Path, capsys:
     track = Recorder()
     ingest(xc_folder, tmp_path / "dataset", track)
     assert capsys.readouterr().err.splitlines() == [
-        f"warning: texts/test.parquet:4: empty text, now {PLACEHOLDER}",
-        "warning: labels/train.npz:8: 1 documents have no label",
+        f"warning: {file}:4: empty text, now {PLACEHOLDER}",
+        f"warning: {xc_folder / 'trn_X_Y.txt'}: 1 documents have no label (first: row 8)",
     ]
     assert track.seen_tags == {"validation": "warnings"}
     assert open_artifact(tmp_path / "dataset", "dataset").counts["documents"] == 60
@@ -164,11 +163,11 @@ BROKEN: list[tuple[Callable[[Problem], Problem], list[str]]] = [
     (lambda p: with_links(p, labels=sp.csr_matrix((30, 7), dtype=np.float32)),
      ["anchors/links/labels.npz: 7 columns for 31 texts; see its texts"]),
     (lambda p: replace(p, filter_test=raw_csr([30], [0, 0, *[1] * 19], (20, 30))),
-     ["filters/test.npz:2: 1 entries outside the 30 columns; check the indices"]),
+     ["filters/test.npz: 1 entries outside the 30 columns (first: row 2); check the indices"]),
     (lambda p: with_links(p, train=raw_csr([3, 4, 3], [0, 0, 0, *[3] * 58], (60, 31))),
-     ["anchors/links/train.npz:3: 1 entries twice in a row; keep each column once"]),
+     ["anchors/links/train.npz: 1 entries twice in a row (first: row 3); keep each column once"]),
     (lambda p: replace(p, y_train=p.y_train * 2),
-     ["labels/train.npz:1: 110 values are not 1; matrices are binary"]),
+     ["labels/train.npz: 110 values are not 1 (first: row 1); matrices are binary"]),
     (lambda p: replace(p, test=change(p.test, 3, uid="train-1")),
      ["texts/test.parquet: 1 test documents are training documents too (first: 'train-1'); "
       "remove them from one of the two"]),

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,16 @@ def read(settings: config.Data) -> Problem:
         filters["test"],
         anchor_sets,
         groups=groups,
+        files=_files(folder, rows),
     )
     return _subset(problem, settings)
+
+
+def _files(folder: Path, rows: Mapping[str, _Rows]) -> dict[str, str]:
+    """The file of each list of documents or labels, and of the documents' labels; see `Problem.files`."""
+    texts = {"texts/train": "train", "texts/test": "test", "texts/labels": "label"}
+    labels = {f"labels/{kind}": _find(folder, names) or rows[kind].file for kind, names in _MATRICES.items()}
+    return {part: str(file) for part, file in (*((p, rows[kind].file) for p, kind in texts.items()), *labels.items())}
 
 
 def anchor_set_names(folder: Path) -> list[str]:
