@@ -202,3 +202,52 @@ def test_rows_are_plain_json(tmp_path: Path) -> None:
     (place,) = kept(tmp_path)
     row = json.loads((place / "writes.jsonl").read_text())
     assert row == {"write": "metrics", "run": "run", "values": {"points": [["loss", 0.5, 1, 2]]}}
+
+
+class NoFiles(Flaky):
+    """A store that takes everything but files."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(1000)
+        self.error: Exception | None = error
+
+    def log_artifact(self, *args: Any) -> None:
+        if self.error:
+            raise self.error
+        self.seen.append("log_artifact")
+
+
+def _http(status: int) -> Exception:
+    import requests
+
+    answer = requests.Response()
+    answer.status_code = status
+    return requests.HTTPError(f"{status} error", response=answer)
+
+
+def test_file_that_is_too_large_is_dropped_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, client = tmp_path / "report.html", NoFiles(_http(413))
+    report.write_text("x")
+    made = Journal(client, tmp_path / "spool")
+    made.write("artifact", "run", file=report, folder="")
+    made.write("end", "run", status="FINISHED", time=0)
+    assert client.seen == ["set_terminated"] and not made.pending
+    assert "warning: report.html was refused by the tracking store and is dropped: 413 error" in capsys.readouterr().err
+
+
+def test_files_that_wait_hold_up_nothing_else_and_are_sent_later(tmp_path: Path) -> None:
+    client = NoFiles(_http(403))
+    made = Journal(client, tmp_path / "spool")
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+        made.write("artifact", "run", file=tmp_path / name, folder="")
+    made.write("end", "run", status="FINISHED", time=0)
+    made.close()
+    assert client.seen == ["set_terminated"] and made.pending == 2
+    (place,) = kept(tmp_path / "spool")
+    client.error = None
+    again = Journal.reopen(client, place)
+    assert again is not None and again.pending == 2 and again.send()
+    assert client.seen == ["set_terminated", "log_artifact", "log_artifact"] and not kept(tmp_path / "spool")

@@ -135,6 +135,21 @@ def test_a_run_given_by_kubeflows_own_plugin_is_resumed(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("store")
+def test_pipelines_of_kubeflows_own_plugin_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "the plugin's")
+    experiment = client().create_experiment("the plugin's")
+    parent = client().create_run(experiment).info.run_id
+    for number in range(2):
+        given = client().create_run(experiment, tags={"mlflow.parentRunId": parent}).info.run_id
+        monkeypatch.setenv("MLFLOW_RUN_ID", given)
+        monkeypatch.setenv("KFP_RUN_ID", "run-7")
+        with open_tracker("evaluate") as track:
+            track.headline({"p_at_1": 40.0 + number})
+    (listed,) = list_pipeline_runs()
+    assert listed.run_id == parent and listed.metrics == {"p_at_1": 41.0}
+
+
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("error", "status"),
     [(RamenError("line one\nline two"), "FAILED"), (Interrupted("stopped"), "KILLED"), (ValueError(), "FAILED")],

@@ -6,6 +6,7 @@ mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tra
 from ramen.tracking.journal import environment_defaults
 from ramen.tracking.protocol import NullTracker, Tracker
 from ramen.tracking.runs import (
+    SWITCH_ENV,
     PipelineRun,
     flat_params,
     list_pipeline_runs,
@@ -19,6 +20,7 @@ from ramen.tracking.runs import (
 )
 
 __all__ = [
+    "SWITCH_ENV",
     "NullTracker",
     "PipelineRun",
     "Tracker",

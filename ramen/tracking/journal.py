@@ -4,8 +4,11 @@ Training must not die, nor stand still, because a tracking server restarts. A wr
 appended to a journal, and so is everything after it, so the order stays; every `TRY_AGAIN` seconds, and when the run
 ends, the journal is sent. What is left then is sent by `ramen tracking push`.
 
-A journal is a folder: `writes.jsonl` (a write per line, its files beside it), `sent.json` (how far it was sent, and
-which run stands for which placeholder) and `lock`, held by the process that writes it.
+Files go another way than the rest (to an object store, or through a proxy that may find them too large). One that is
+not taken holds up no metric behind it: it waits for the next attempt, or, if it never will be taken, is dropped.
+
+A journal is a folder: `writes.jsonl` (a write per line, its files beside it), `sent.json` (how far it was sent, what
+was passed over, and which run stands for which placeholder) and `lock`, held by the process that writes it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,6 +38,8 @@ IMPATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEO
 """While the store is known to be out of reach."""
 MISTAKES = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
 """MLflow's codes for a write that no later attempt makes good."""
+MAY_PASS = {401, 403, 404, 408, 425, 429}
+"""HTTP answers below 500 that a later attempt may not get again: the others say that the write itself is at fault."""
 
 WRITES, SENT, LOCK, FILES = "writes.jsonl", "sent.json", "lock", "files"
 
@@ -53,6 +58,7 @@ class Journal:
         self._lock: TextIO | None = None
         self._ids: dict[str, str] = {}
         self._kept = self._sent = 0
+        self._later: list[int] = []
         self._next_try = 0.0
 
     @classmethod
@@ -69,12 +75,13 @@ class Journal:
         if (folder / SENT).is_file():
             progress = json.loads((folder / SENT).read_text(encoding="utf-8"))
             journal._sent, journal._ids = progress["sent"], progress["ids"]
+            journal._later = progress.get("later", [])
         return journal
 
     @property
     def pending(self) -> int:
         """Writes that the store does not have yet."""
-        return self._kept - self._sent
+        return self._kept - self._sent + len(self._later)
 
     def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
         """Open a run; returns its id, a placeholder if the store is out of reach."""
@@ -90,13 +97,19 @@ class Journal:
         return placeholder
 
     def write(self, write: str, run: str, file: Path | None = None, **values: Any) -> None:
-        """One write: a name of `_WRITES`, its run, its values, and a file or folder that goes with it."""
+        """One write: a name of `_WRITES`, its run, its values, and a file or folder that goes with it.
+
+        A file that the store will never take is dropped with a warning; any other refusal is raised.
+        """
         if self._online():
             try:
                 with environment_defaults(PATIENCE):
                     _WRITES[write](self._client, self._ids.get(run, run), file=file, **values)
                 return
             except Exception as error:
+                if file is not None and not _out_of_reach(error):
+                    warn(f"{file.name} was refused by the tracking store and is dropped: {reason(error)}")
+                    return
                 self._lost(error)
         self._keep({"write": write, "run": run, "values": values}, file)
 
@@ -105,23 +118,36 @@ class Journal:
         if self._folder is None:
             return True
         rows = _lines(self._folder / WRITES)
+        files_wait = False
         with environment_defaults(IMPATIENCE):
-            for number in range(self._sent, len(rows)):
+            for number in (*self._later, *range(self._sent, len(rows))):
                 row = json.loads(rows[number])
+                taken = not (files_wait and "file" in row)
                 try:
-                    self._carry_out(row)
+                    if taken:
+                        self._carry_out(row)
                 except Exception as error:
                     if not _out_of_reach(error):
                         warn(f"a write was refused and is dropped: {reason(error)}")
+                    elif "file" in row:
+                        taken, files_wait = False, True
                     else:
-                        self._next_try = time.monotonic() + TRY_AGAIN
-                        return False
-                self._sent = number + 1
-                write_json(self._folder / SENT, {"sent": self._sent, "ids": self._ids})
-        shutil.rmtree(self._folder)
-        self.release()
+                        break
+                self._passed(number, taken)
+        if self.pending:
+            self._next_try = time.monotonic() + TRY_AGAIN
+            return False
+        self.release()  # before the folder goes: NFS keeps a file that is open, and its folder with it
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._folder, self._kept, self._sent = None, 0, 0
         return True
+
+    def _passed(self, number: int, taken: bool) -> None:
+        """Note that a row is done, or is to be tried once more at the next attempt."""
+        assert self._folder is not None
+        self._sent = max(self._sent, number + 1)
+        self._later = sorted({*self._later, number} if not taken else {*self._later} - {number})
+        write_json(self._folder / SENT, {"sent": self._sent, "ids": self._ids, "later": self._later})
 
     def close(self) -> None:
         """Send what can be sent, and say what could not."""
@@ -150,7 +176,8 @@ class Journal:
         self._folder = self._spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         (self._folder / FILES).mkdir(parents=True)
         self._lock = (self._folder / LOCK).open("a")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError):  # a file system without locks: as before there were any
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._next_try = time.monotonic() + TRY_AGAIN
         warn(f"the tracking store is out of reach ({reason(error)}); writes are kept in {self._folder}")
 
@@ -245,7 +272,14 @@ def _lines(path: Path) -> list[str]:
 
 def _out_of_reach(error: Exception) -> bool:
     """Whether a later attempt may succeed: no answer, an error of the server, or keys that it does not take."""
-    return getattr(error, "error_code", "") not in MISTAKES and not isinstance(error, TypeError | AssertionError)
+    if getattr(error, "error_code", "") in MISTAKES or isinstance(error, TypeError | AssertionError):
+        return False
+    answer = getattr(error, "response", None)
+    if isinstance(answer, dict):  # botocore's
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        status = getattr(answer, "status_code", None)
+    return status is None or status >= 500 or status in MAY_PASS
 
 
 def _now() -> int:

@@ -69,8 +69,10 @@ def open_tracker(stage: str) -> Iterator[Tracker]:
     tags = provenance() | {"ramen.stage": stage}
     with Store.opened(given) as store:
         if given:
-            tracker = MlflowTracker(store, given, store.parent_of(given))
+            tracker = MlflowTracker(store, given, parent := store.parent_of(given))
             tracker.tags(tags)
+            if parent and "KFP_RUN_ID" in os.environ:  # the plugin's own: `ramen compare` looks for the tag
+                store.journal.write("tags", parent, values={PIPELINE_TAG: "true"})
             with store.ending(given):
                 yield tracker
             return
