@@ -18,8 +18,8 @@ from ramen.config import Index as Settings
 from ramen.errors import GateRefused, RamenError, warn
 from ramen.index.registry import connect, plain_errors, resolve_version
 
-SMOKE_TAG, GATE_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
-    "smoke", "gate", "gate.reason", "gate.against", "gate.compared",
+SMOKE_TAG, GATE_TAG, ALIAS_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
+    "smoke", "gate", "gate.alias", "gate.reason", "gate.against", "gate.compared",
 )  # fmt: skip
 UPDATED_TAG = "updated_from"
 """Number of the version whose index was updated; that one was evaluated."""
@@ -51,10 +51,11 @@ class Decision:
         """The reasons in one line; empty when the gate is open."""
         return "; ".join(self.reasons)
 
-    def tags(self) -> dict[str, str]:
-        """The decision as tags of the version."""
+    def tags(self, alias: str) -> dict[str, str]:
+        """The decision as tags of the version; of several aliases it tried for, the last."""
         return {
             GATE_TAG: REFUSED if self.reasons else PASSED,
+            ALIAS_TAG: alias,
             REASON_TAG: self.refused or self.note,
             AGAINST_TAG: str(self.against) if self.against is not None else NOBODY,
             COMPARED_TAG: json.dumps(self.compared),
@@ -122,7 +123,7 @@ def offer(name: str, version: int, settings: Settings) -> Decision:
         rival = _best(client, name, version, settings)
         if rival != version:
             yielded = Decision(rival, [f"version {rival}, published at the same time, is better"])
-            _tag(client, name, version, yielded.tags())
+            _tag(client, name, version, yielded.tags(settings.alias))
             _move(client, name, settings.alias, rival, decision.against)
             return yielded
         if _holder(client, name, settings.alias) == version:
@@ -135,19 +136,20 @@ def _judge(client: Any, name: str, version: int, settings: Settings) -> Decision
     holder = _holder(client, name, settings.alias)
     held = None if holder in (None, version) else _measured(client, name, holder)
     decision = gate(_tags(client, name, version), held, settings, holder)
-    _tag(client, name, version, decision.tags())
+    _tag(client, name, version, decision.tags(settings.alias))
     return decision
 
 
 def _best(client: Any, name: str, version: int, settings: Settings) -> int:
-    """The best of the versions that passed the gate against the same holder and were not withdrawn since."""
+    """The best of the versions that tried for the same alias, passed the gate against the same holder and were not
+    withdrawn since."""
     own = _tags(client, name, version)
     metric = next(iter(settings.gate), "")
     rivals = {version: own}
     for one in client.search_model_versions(f"name = '{name}'"):
         tags = dict(one.tags)
         passed = tags.get(SMOKE_TAG) == PASSED and tags.get(GATE_TAG) == PASSED
-        if passed and tags.get(AGAINST_TAG) == own[AGAINST_TAG] and tags.get("dataset") == own.get("dataset"):
+        if passed and all(tags.get(key) == own.get(key) for key in (ALIAS_TAG, AGAINST_TAG, "dataset")):
             rivals[int(one.version)] = tags
     return max(rivals, key=lambda number: (_number(rivals[number], metric) if metric in own else 0.0, number))
 
@@ -178,13 +180,13 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
             return before
         if settings is not None:
             decision = gate(tags, None if before is None else _measured(client, name, before), settings, before)
-            _tag(client, name, number, decision.tags())
+            _tag(client, name, number, decision.tags(alias))
             if decision.reasons:
                 raise GateRefused(f"{name} version {number}: {decision.refused}")
             if decision.note:
                 warn(f"{name} version {number}: {decision.note}")
-        _withdraw(client, name, before)
-        _take_up(client, name, number)
+        _withdraw(client, name, alias, before)
+        _take_up(client, name, alias, number)
         _move(client, name, alias, number, before)
     return before
 
@@ -208,21 +210,22 @@ def rollback(name: str, alias: str) -> tuple[int, int]:
                 "`ramen registry` lists the versions, `ramen promote N` takes any of them"
             )
         resolve_version(name, before)
-        _withdraw(client, name, holder)
-        _take_up(client, name, int(before))
+        _withdraw(client, name, alias, holder)
+        _take_up(client, name, alias, int(before))
         client.set_registered_model_alias(name, alias, before)
     return holder, int(before)
 
 
-def _withdraw(client: Any, name: str, version: int | None) -> None:
+def _withdraw(client: Any, name: str, alias: str, version: int | None) -> None:
     """Note that a person took the alias from a version, so that no publisher hands it back."""
-    if version is not None:
+    if version is not None and _tags(client, name, version).get(ALIAS_TAG, alias) == alias:
         client.set_model_version_tag(name, str(version), GATE_TAG, WITHDRAWN)
 
 
-def _take_up(client: Any, name: str, version: int) -> None:
+def _take_up(client: Any, name: str, alias: str, version: int) -> None:
     """A version that a person gives the alias again is no longer withdrawn."""
-    if _tags(client, name, version).get(GATE_TAG) == WITHDRAWN:
+    tags = _tags(client, name, version)
+    if tags.get(GATE_TAG) == WITHDRAWN and tags.get(ALIAS_TAG, alias) == alias:
         client.set_model_version_tag(name, str(version), GATE_TAG, PASSED)
 
 

@@ -22,6 +22,8 @@ from ramen.tracking import require_store
 from ramen.tracking.journal import IMPATIENCE, PATIENCE, environment_defaults
 
 PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+CARRIERS = {"mlflow", "requests", "urllib3", "boto3", "botocore"}
+"""Packages whose errors say that the registry, or the store of its files, did not answer or refused."""
 
 
 def tracking_uri() -> str:
@@ -156,13 +158,13 @@ def connect(must_exist: bool = False) -> Any:
 
 @contextmanager
 def plain_errors(doing: str) -> Iterator[None]:
-    """Turn MLflow's own errors into one line."""
-    from mlflow.exceptions import MlflowException
-
+    """Turn errors of MLflow, and of the store and the network that carry its files, into one line."""
     try:
         with environment_defaults(PATIENCE):  # MLflow's own is many silent minutes
             yield
-    except MlflowException as error:
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in CARRIERS:
+            raise
         raise RamenError(f"{doing} in {tracking_uri()}: {reason(error)}") from error
 
 

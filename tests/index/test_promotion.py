@@ -113,6 +113,16 @@ def test_no_publisher_hands_a_rolled_back_version_the_alias_again(client: Any) -
     assert resolve_version("ramen", "champion") == 3
 
 
+def test_aliases_keep_out_of_each_others_way(client: Any) -> None:
+    staging = Index(gate={"psp_at_5": 0.0}, alias="staging")
+    offer("ramen", _answering(client, 30.0), GATE)
+    assert not offer("ramen", _answering(client, 25.0), staging).reasons, "nobody holds staging: nothing to lose"
+    assert (resolve_version("ramen", "champion"), resolve_version("ramen", "staging")) == (1, 2)
+    promote("ramen", "staging", "1")
+    promote("ramen", "staging", "2")
+    assert _tags(client, 1)["gate"] == "passed", "taken from staging, still champion"
+
+
 def test_promotion_by_hand_asks_the_gate_and_records_it(client: Any) -> None:
     offer("ramen", _answering(client, 30.0), GATE)
     worse = _answering(client, 29.0)
