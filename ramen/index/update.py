@@ -73,8 +73,7 @@ def read_changes(add: Path | None, remove: Path | None) -> Changes:
 
 def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
     if path.suffix == ".parquet":
-        uids, texts = read_texts(path)
-        yield from ((number, uid, text) for number, (uid, text) in enumerate(zip(uids, texts, strict=True), 1))
+        yield from _parquet_rows(path)
         return
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
@@ -88,6 +87,20 @@ def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
             raise DataError(
                 Problem(str(path), "not a label", 'a line is {"uid": "...", "text": "..."}, neither empty', line=number)
             ) from None
+        yield number, uid, text
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, str, str]]:
+    import pyarrow
+
+    try:
+        uids, texts = read_texts(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        why = str(error).splitlines()[0]
+        raise DataError(Problem(str(path), f"cannot be read ({why})", "give columns uid and text")) from None
+    for number, (uid, text) in enumerate(zip(uids, texts, strict=True), 1):
+        if not (isinstance(uid, str) and isinstance(text, str) and uid and text.strip()):
+            raise DataError(Problem(str(path), "not a label", "uid and text are texts, neither empty", line=number))
         yield number, uid, text
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -89,6 +91,23 @@ def test_update_that_makes_no_sense_registers_nothing(
     with pytest.raises(RamenError, match=message):
         publish_update("champion", changes, Index())
     assert resolve_version("ramen", "champion") == 1 and len(versions("ramen")) == 1
+
+
+def test_parquet_files_are_held_to_the_same(tmp_path: Path) -> None:
+    add = tmp_path / "add.parquet"
+    for broken, said in (
+        ({"uid": ["a"], "text": [None]}, r"add\.parquet:1: not a label"),
+        ({"uid": [1], "text": ["eins"]}, r"add\.parquet:1: not a label"),
+        ({"id": ["a"], "text": ["eins"]}, r"cannot be read .*; give columns uid and text"),
+    ):
+        pq.write_table(pa.table(broken), add)
+        with pytest.raises(DataError, match=said):
+            read_changes(add, None)
+    add.write_text("no parquet")
+    with pytest.raises(DataError, match=r"add\.parquet: cannot be read"):
+        read_changes(add, None)
+    pq.write_table(pa.table({"uid": ["a"], "text": ["eins"]}), add)
+    assert read_changes(add, None).added == {"a": "eins"}
 
 
 def test_changes_are_read_and_broken_lines_named(tmp_path: Path) -> None:
