@@ -78,13 +78,18 @@ def dvc_yaml() -> str:
 def _dvc_stage(stage: Stage) -> dict[str, Any]:
     code = [str(path.relative_to(PACKAGE.parent)) for path in stage.code_paths()]
     data = ["${data.path}"] if "data" in stage.sections else []
+
+    def made(paths: list[Path]) -> list[Any]:
+        """What a stage does to the registry no cache can do again, so DVC may not take its outputs from one."""
+        return [{str(path): {"cache": False}} if stage.side_effects else str(path) for path in paths]
+
     return {
         "desc": stage.help,
         "cmd": f"ramen {stage.name}",
         "deps": data + [str(default_path(name)) for name in stage.reads] + sorted(code),
         "params": list(stage.sections),
-        "outs": [str(default_path(name)) for name in stage.writes],
-        "metrics": [str(metrics_path(stage.name))],
+        "outs": made([default_path(name) for name in stage.writes]),
+        "metrics": made([metrics_path(stage.name)]),
     }
 
 
