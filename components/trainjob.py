@@ -173,20 +173,42 @@ def _environment(track: Tracker) -> list[dict[str, Any]]:
 
 
 def _create(api: Any, namespace: str, job: Mapping[str, Any]) -> None:
+    """Make the job, unless it is there: one that failed is made anew, and goes on from its checkpoint."""
     from kubernetes.client import ApiException
 
     name = job["metadata"]["name"]
-    try:
-        api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, job)
-    except ApiException as error:
-        if error.status == 409:
+    for _ in range(PATIENCE):
+        try:
+            api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, job)
+            return
+        except ApiException as error:
+            if error.status != 409:
+                raise _no_job(error, namespace, name) from None
+        try:
+            there = api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+        except (ApiException, OSError):
+            there = {}  # gone meanwhile, or no answer: `_wait` has its own patience
+        leaving = "deletionTimestamp" in there.get("metadata", {})
+        if not leaving and "Failed" not in _conditions(there):
             print(f"job {name} is there already: waiting for it", file=sys.stderr, flush=True)
             return
-        hint = {404: "Kubeflow Trainer is not installed", 403: "the account may not make TrainJobs"}
-        why = hint.get(error.status, (error.reason or str(error)).splitlines()[0])
-        raise RamenError(
-            f"job {name} in namespace {namespace}: {why}; see infra/kustomize/base/accounts.yaml"
-        ) from None
+        if not leaving:
+            print(f"job {name} failed before: deleting it, and trying again", file=sys.stderr, flush=True)
+            _delete(api, namespace, name)
+        time.sleep(POLL_SECONDS)
+    raise RamenError(f"job {name} in namespace {namespace} failed before and does not go away; delete it by hand")
+
+
+def _no_job(error: Any, namespace: str, name: str) -> RamenError:
+    """Why the cluster makes no job."""
+    hint = {404: "Kubeflow Trainer is not installed", 403: "the account may not make TrainJobs"}
+    why = hint.get(error.status, (error.reason or str(error)).splitlines()[0])
+    return RamenError(f"job {name} in namespace {namespace}: {why}; see infra/kustomize/base/accounts.yaml")
+
+
+def _conditions(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions of a job that hold, by type."""
+    return {one["type"]: one for one in job.get("status", {}).get("conditions", []) if one.get("status") == "True"}
 
 
 def _wait(api: Any, namespace: str, name: str, stage: str) -> None:
@@ -203,9 +225,7 @@ def _wait(api: Any, namespace: str, name: str, stage: str) -> None:
                 raise RamenError(f"{stage}: job {name} cannot be watched ({getattr(error, 'reason', error)})") from None
             time.sleep(POLL_SECONDS)
             continue
-        conditions = {
-            one["type"]: one for one in job.get("status", {}).get("conditions", []) if one.get("status") == "True"
-        }
+        conditions = _conditions(job)
         if line := ", ".join(sorted(conditions)):
             if line != said:
                 print(f"job {name}: {line}", file=sys.stderr, flush=True)

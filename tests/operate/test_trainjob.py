@@ -112,6 +112,24 @@ def test_failed_job_is_one_line_and_leaves_the_inputs_for_the_next_attempt(
     assert list((tmp_path / "jobs").glob("*/in/dataset/manifest.json"))
 
 
+def test_attempt_after_a_failed_job_makes_it_anew(step: dict[str, Any]) -> None:
+    class Mended(Cluster):
+        """Its first job fails, the next one does not."""
+
+        def delete_namespaced_custom_object(self, *where: str) -> None:
+            super().delete_namespaced_custom_object(*where)
+            self.jobs.pop(where[-1])
+            self.end = "Complete"
+
+    cluster = Mended("Failed")
+    with pytest.raises(RamenError, match="failed"):
+        trainjob.run_job("warmup", api=cluster, **step)
+    assert len(cluster.jobs) == 1 and not cluster.deleted, "its pods can be looked at"
+    trainjob.run_job("warmup", api=cluster, **step)
+    assert open_artifact(step["outputs"]["warm_model"], "warm_model")
+    assert len(cluster.deleted) == 2, "the failed one, and the finished one"
+
+
 def test_step_that_was_lost_while_its_job_ran_finds_it_again(
     step: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
