@@ -73,6 +73,7 @@ def make_tiny_problem() -> Problem:
     train = [[label for label in row if label != last] or [last - 1] for row in train]
     train_texts[0], train[0], test[1] = labels[0], [1, 2], [last]
     test_texts[1] = f"notes about {words[-1][PER_TOPIC - 1]} with {words[-1][0]}"
+    test_texts = [f"more {text}" if text in train_texts else text for text in test_texts]
 
     label_uids = [f"label-{i}" for i in range(len(labels))]
     train_uids = ["label-0", *(f"train-{i}" for i in range(1, TRAIN))]

@@ -200,7 +200,7 @@ def test_copies_of_training_documents_are_a_warning(tiny_problem: Problem, tmp_p
     before = validation.validate(tiny_problem, tmp_path / "a")
     after = validation.validate(copied, tmp_path / "b")
     assert before.critical == after.critical == [] and before.warnings == []
-    assert "1 test documents have text and labels of a training document" in str(after.warnings[0])
+    assert "1 test documents read as a training document does (1 with the same labels)" in str(after.warnings[0])
 
 
 def test_the_data_docs_hold_no_texts(tiny_problem: Problem, tmp_path: Path) -> None:

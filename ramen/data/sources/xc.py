@@ -127,6 +127,7 @@ def _subset(problem: Problem, settings: config.Data) -> Problem:
     train = problem.train.uids if problem.groups is None else problem.groups.tolist()
     groups = [f"train {each}" for each in train] + [f"test {uid}" for uid in problem.test.uids]
     keep = choose(groups, settings.max_documents, seed=settings.seed)
+    warn(f"{settings.path}: {keep.sum():,} of {len(keep):,} documents are kept, by data.max_documents")
     return restrict(problem, keep[: len(problem.train)], keep[len(problem.train) :])
 
 
