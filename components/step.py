@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from components.trainjob import nodes, run_job
-from ramen.artifacts import open_artifact, write_json
-from ramen.errors import RamenError
+from pipelines.resources import MLFLOW_SECRET, NAMESPACE_ENV
+from ramen.artifacts import failed_io, open_artifact, write_json
+from ramen.config import Data, parse_section
+from ramen.data import sources
+from ramen.errors import RamenError, warn
 from ramen.stages import STAGES, run_stage
-from ramen.tracking import open_tracker
+from ramen.tracking import SWITCH_ENV, open_tracker, tracking_is_off
 from ramen.versioning import push_outputs
 
 EXIT_LINE = "exit code {}"
@@ -35,11 +39,14 @@ def run_step(
         report: KFP `HTML` artifact, for the stages in `REPORTS`.
 
     Raises:
-        SystemExit: a user's mistake, printed as one line; the exit code is the error's.
+        SystemExit: a user's mistake or a failing disk, printed as one line; the exit code is the error's.
     """
     table = STAGES[stage]
     paths = {name: Path(artifact.path) for name, artifact in artifacts.items()}
     try:
+        if "data" in sections:
+            sources.fetch_if_missing(cast(Data, parse_section("data", sections["data"])))
+        _track_nowhere_but_in_a_store()
         with open_tracker(stage) as track:
             run = run_job if table.parallel and nodes() > 1 else run_stage
             metrics = run(
@@ -50,13 +57,16 @@ def run_step(
                 track=track,
             )
             push_outputs({name: paths[name] for name in table.writes}, track)
-    except RamenError as error:
-        said = [*(f"error: {line}" for line in str(error).splitlines()), EXIT_LINE.format(error.exit_code)]
+    except (RamenError, OSError) as error:
+        known = error if isinstance(error, RamenError) else RamenError(failed_io(error))
+        if not str(known):
+            raise
+        said = [*(f"error: {line}" for line in str(known).splitlines()), EXIT_LINE.format(known.exit_code)]
         print("\n".join(said), file=sys.stderr, flush=True)
-        raise SystemExit(error.exit_code) from None
+        raise SystemExit(known.exit_code) from None
+    metrics = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
     for name, value in metrics.items():
-        if math.isfinite(value):
-            scalars.log_metric(name, float(value))
+        scalars.log_metric(name, value)
     # a file at every output's path: the local runner takes a cached task whose output has none for a miss
     write_json(Path(scalars.path), metrics)
     for name in table.writes:
@@ -64,3 +74,13 @@ def run_step(
     if report is not None:
         Path(report.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(paths[table.writes[0]] / REPORTS[stage], report.path)
+
+
+def _track_nowhere_but_in_a_store() -> None:
+    """In a pod without MLflow's address, track nothing: a database of the pod's own would be lost with it."""
+    if os.environ.get(NAMESPACE_ENV) and not os.environ.get("MLFLOW_TRACKING_URI") and not tracking_is_off():
+        os.environ[SWITCH_ENV] = "off"
+        warn(
+            f"no MLFLOW_TRACKING_URI in this pod (secret {MLFLOW_SECRET}): nothing is tracked, and publish-index "
+            "will refuse to register a version unless index.model is empty"
+        )

@@ -122,9 +122,8 @@ def place(task: Any, stage: str, *, retry: bool) -> None:
         kubernetes.add_toleration(task, key=GPU, operator="Exists", effect="NoSchedule")
         # data loaders and gather across processes go through /dev/shm, 64 MiB by default
         kubernetes.empty_dir_mount(task, "dshm", "/dev/shm", medium="Memory", size_limit=need.shared_memory)
-    if STAGES[stage].parallel:
-        # hours of work: what a lost node leaves there, the next pod goes on from
-        kubernetes.mount_pvc(task, WORK_CLAIM, WORK_PATH)
+    # hours of work: what a lost node leaves there, the next pod goes on from; and tracking kept through an outage
+    kubernetes.mount_pvc(task, WORK_CLAIM, WORK_PATH)
     kubernetes.use_secret_as_env(task, MLFLOW_SECRET, {key: key for key in MLFLOW_KEYS}, optional=True)
     kubernetes.use_secret_as_env(task, STORE_SECRET, {key: key for key in STORE_KEYS}, optional=True)
     kubernetes.use_config_map_as_env(task, SETTINGS, {key: key for key in SETTINGS_KEYS}, optional=True)

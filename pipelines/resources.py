@@ -15,7 +15,7 @@ GPU_POOL = ("ramen.dev/pool", "gpu")
 """Label of the GPU nodes, as (key, value); put it on whatever pool shall train."""
 
 MLFLOW_SECRET = "ramen-mlflow"
-"""Secret whose keys become the MLFLOW_* variables of a pod; optional, so a cluster without MLflow still runs."""
+"""Secret whose keys become the MLFLOW_* variables of a pod; optional: without it a run trains and is not tracked."""
 
 MLFLOW_KEYS = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 
@@ -36,7 +36,7 @@ NAMESPACE_ENV = "RAMEN_NAMESPACE"
 """Variable that tells a step the namespace it runs in."""
 
 WORK_CLAIM, WORK_PATH = "ramen-work", "/mnt/ramen"
-"""Volume claim, and where training steps mount it: checkpoints and kept tracking outlive a pod there."""
+"""Volume claim, and where the steps mount it: checkpoints and kept tracking outlive a pod there."""
 
 USER = 1000
 """User and group the containers run as."""

@@ -116,12 +116,13 @@ def submit(
 
 
 def schedule(
-    pipeline: Path, settings: Config, target: Target, *, name: str, cron: str, caching: bool | None = None
+    pipeline: Path, settings: Config, target: Target, *, name: str, cron: str, root: str | None = None
 ) -> Submitted:
-    """Run again and again.
+    """Run again and again, nothing from the server's cache: it would not see that the data are new.
 
     Args:
         cron: five fields (minute, hour, day, month, weekday), or six with seconds first; the server's time zone.
+        root: where the server keeps artifacts; None = its default.
 
     Raises:
         ConfigError: cron has another number of fields.
@@ -139,7 +140,8 @@ def schedule(
             no_catchup=True,
             params=settings.sections(),
             pipeline_package_path=str(pipeline),
-            enable_caching=caching,
+            pipeline_root=root,
+            enable_caching=False,
             service_account=target.service_account or None,
         )
         return Submitted(job.recurring_run_id, _page(client, f"recurringrun/details/{job.recurring_run_id}"))

@@ -8,7 +8,7 @@ resolved once, at the front:
 The repository's params.yaml is a complete, commented file (written by `ramen config`), so naming a preset on
 the command line sets that file aside unless `--params` asks for it too.
 
-Source tags are those of the methods notes: R-ICLR, R-WWW (RAMEN), ngame, OAK, pyxclib (peer code), rec (ours).
+Source tags are explained in docs/method.md, Sources; rec is ours.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def build_graph(
 
     Args:
         walk: configuration section `walk`.
-        version: what the cached result depends on beside its inputs: the code.
+        version: what the cached result depends on beside its inputs: on the local runner the code.
         dataset: the dataset.
         graph: the metadata graphs, cleaned and walked.
         scalars: the stage's metrics.

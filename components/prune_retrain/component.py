@@ -34,7 +34,7 @@ def prune_retrain(
         guidance: configuration section `guidance`.
         pruning: configuration section `pruning`.
         classifier: configuration section `classifier`.
-        version: what the cached result depends on beside its inputs: the code.
+        version: what the cached result depends on beside its inputs: on the local runner the code.
         dataset: the dataset.
         graph: the metadata graphs, cleaned and walked.
         warm_model: the encoder after warm-up.

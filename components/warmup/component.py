@@ -28,7 +28,7 @@ def warmup(
         base: configuration section `base`.
         training: configuration section `training`.
         guidance: configuration section `guidance`.
-        version: what the cached result depends on beside its inputs: the code.
+        version: what the cached result depends on beside its inputs: on the local runner the code.
         dataset: the dataset.
         graph: the metadata graphs, cleaned and walked.
         warm_model: the encoder after warm-up.

@@ -22,11 +22,11 @@ EXAMPLES = """\b
 Examples:
   ramen run --preset demo                      the whole pipeline, beside its base
   ramen run --preset xc --set data.path=DIR    your own data, all of it
-  ramen ingest --source xc --path DIR          one stage, reading params.yaml
+  ramen ingest --preset xc --set data.path=DIR one stage: your data, checked
   ramen query "command line mail client" -k 5  ask the published index
   ramen compare                                runs side by side
   ramen ablate --preset demo --study bases     a study over seeds, as one table
-  ramen probe --model artifacts/model          what the graphs say about the task
+  ramen probe                                  what the graphs say about the task
   ramen config --preset debian -o params.yaml  a complete, commented parameter file
 """
 

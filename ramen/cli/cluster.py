@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("-r", "--name", default="", help="Of the run.  [default: ramen and the time]")
 @click.option("--service-account", default="", metavar="NAME", help="The steps run as it (infra: ramen-pipeline).")
 @click.option("--root", metavar="URL", help="Where the server keeps this run's artifacts.")
-@click.option("--no-cache", is_flag=True, help="Take no step from the server's cache.")
+@click.option("--no-cache", is_flag=True, help="Take no step from the server's cache; a schedule never does.")
 @click.option("-w", "--watch", is_flag=True, help="Follow the run; exit code 1 unless it succeeds.")
 @click.option("--cron", metavar="SPEC", help='Run again and again, such as "0 3 * * 1"; one run at a time.')
 def submit(
@@ -47,7 +47,9 @@ def submit(
 ) -> None:
     """Submit the compiled PIPELINE with the resolved configuration, and print the link to the run.
 
-    A bearer token is read from KF_PIPELINES_TOKEN. Ctrl-C while watching leaves the run alone.
+    A bearer token is read from KF_PIPELINES_TOKEN. Ctrl-C while watching leaves the run alone. The server's cache knows
+    a step by its parameters, inputs and image: new data behind the same data.path need --no-cache, or a path of their
+    own. A schedule runs all steps, so that it sees them.
 
     \b
     Examples:
@@ -60,13 +62,14 @@ def submit(
     settings = resolve()
     target = submitting.Target(endpoint, namespace, experiment, service_account)
     name = name or time.strftime("ramen %Y-%m-%d %H:%M")
-    caching = False if no_cache else None
+    if watch and cron is not None:
+        raise click.UsageError("--watch follows a run that starts now, --cron starts none")
     with submitting.package(pipeline, settings, image) as file:
         if cron is not None:
-            job = submitting.schedule(file, settings, target, name=name, cron=cron, caching=caching)
+            job = submitting.schedule(file, settings, target, name=name, cron=cron, root=root)
             click.echo(f"schedule {job.id}: {job.url}")
             return
-        run = submitting.submit(file, settings, target, name=name, caching=caching, root=root)
+        run = submitting.submit(file, settings, target, name=name, caching=False if no_cache else None, root=root)
     click.echo(f"run {run.id}: {run.url}")
     if watch:
         state = submitting.watch(run.id, target, lambda line: click.echo(line, err=True))

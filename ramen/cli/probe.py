@@ -40,7 +40,7 @@ def probe(
 
     \b
     Examples:
-      ramen ingest; ramen build-graph; ramen probe
+      ramen ingest --preset xc --set data.path=DIR; ramen build-graph --preset xc; ramen probe --preset xc
       ramen probe --dataset artifacts/ramen/dataset --graph artifacts/ramen/graph --model artifacts/ramen/model
     """
     from ramen.artifacts import open_artifact

@@ -60,16 +60,19 @@ def config(resolve: Callable[..., Config], output: Path | None) -> None:
     "-o", "--output", type=PATH, default=Path("pipelines/ramen.yaml"), show_default=True, help="The compiled pipeline."
 )
 @click.option("--image", metavar="IMAGE", help="Image of all steps; an immutable tag or digest.")
-def compile(output: Path, image: str | None) -> None:
+@config_options
+def compile(output: Path, image: str | None, resolve: Callable[..., Config]) -> None:
     """Compile the pipeline to a file that `kfp run submit -e ramen -f FILE` takes.
+
+    The configuration becomes the defaults of the pipeline's parameters.
 
     \b
     Example:
-      ramen compile --image registry.example/ramen@sha256:... -o ramen.yaml
+      ramen compile --preset debian --image registry.example/ramen@sha256:... -o ramen.yaml
     """
     from pipelines.compiling import compile_pipeline
 
-    compile_pipeline(output, image=image)
+    compile_pipeline(output, resolve(), image)
     click.echo(output)
 
 

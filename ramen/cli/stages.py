@@ -99,10 +99,10 @@ def _help(stage: Stage) -> str:
 
 
 _EXAMPLES = {
-    "ingest": "--source xc --path data/LF-WikiSeeAlsoTitles-320K",
+    "ingest": "--preset xc --set data.path=data/LF-WikiSeeAlsoTitles-320K",
     "build-graph": "--set walk.hops=400 --set walk.degree_cap=200",
     "warmup": "--set training.lr=1e-4",
-    "prune-retrain": "--set pruning.threshold=0.2",
+    "prune-retrain": "--set pruning.quantile=0.9",
     "evaluate": "--set scoring.quantiles=5",
     "publish-index": "--set index.kind=flat",
 }

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from components.image import IMAGE
 from pipelines.compiling import compiled_text
@@ -31,6 +32,7 @@ from pipelines.resources import (
     WORK_CLAIM,
     WORK_PATH,
 )
+from ramen.cli import cli
 from ramen.config import resolve
 from ramen.stages import STAGES, Stage
 
@@ -116,7 +118,7 @@ def test_a_task_is_placed_as_the_table_of_resources_says(
     assert settings["configMapName"] == SETTINGS and settings["optional"] is True
     assert {pair["envVar"] for pair in settings["keyToEnv"]} == set(SETTINGS_KEYS)
     claims = [(volume["constant"], volume["mountPath"]) for volume in placed.get("pvcMount", [])]
-    assert claims == ([(WORK_CLAIM, WORK_PATH)] if stage.parallel else []), "checkpoints outlive the pod"
+    assert claims == [(WORK_CLAIM, WORK_PATH)], "checkpoints and kept tracking outlive the pod"
     assert placed["fieldPathAsEnv"] == [
         {"name": NAMESPACE_ENV, "fieldPath": "metadata.namespace"},
         {"name": "KFP_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"},
@@ -200,3 +202,13 @@ def test_an_image_given_at_compilation_is_every_tasks_image() -> None:
     spec, _ = yaml.safe_load_all(compiled_text(resolve(preset="demo"), image="registry.example/ramen@sha256:0"))
     images = {executor["container"]["image"] for executor in spec["deploymentSpec"]["executors"].values()}
     assert images == {"registry.example/ramen@sha256:0"}
+
+
+def test_a_preset_given_at_compilation_is_the_parameters_default(tmp_path: Path) -> None:
+    made = tmp_path / "mine.yaml"
+    done = CliRunner().invoke(cli, ["compile", "--preset", "debian", "--set", "base.name=ance", "-o", str(made)])
+    assert done.exit_code == 0, done.output
+    spec = next(yaml.safe_load_all(made.read_text()))
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert parameters["objective"]["defaultValue"]["anchor_sets"] == ["rdepends"]
+    assert parameters["base"]["defaultValue"]["name"] == "ance"

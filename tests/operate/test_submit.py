@@ -190,13 +190,18 @@ def test_watched_run_that_does_not_succeed_ends_the_command_with_1(server: Serve
 
 
 def test_schedule(server: Server) -> None:
-    done = _submit(PIPELINE, "--preset", "demo", "--cron", "0 3 * * 1", "-r", "weekly")
+    done = _submit(PIPELINE, "--preset", "demo", "--cron", "0 3 * * 1", "-r", "weekly", "--root", "s3://kept/here")
     assert done.exit_code == 0 and "schedule job-1" in done.output, done.output
     body = server.posted["recurringruns"]
     assert body["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 1", "KFP counts seconds first"
     assert str(body["max_concurrency"]) == "1" and body["no_catchup"] is True and body["mode"] == "ENABLE"
     assert body["runtime_config"]["parameters"]["training"]["epochs"] == resolve(preset="demo").training.epochs
+    assert body["runtime_config"]["pipeline_root"] == "s3://kept/here"
+    spec = body["pipeline_spec"]["pipeline_spec"]
+    tasks = spec["root"]["dag"]["tasks"].values()
+    assert not [task for task in tasks if task.get("cachingOptions", {}).get("enableCache")], "new data are seen"
     assert "runs" not in server.posted
+    assert _submit(PIPELINE, "--preset", "demo", "--cron", "0 3 * * 1", "--watch").exit_code == 2
     done = _submit(PIPELINE, "--preset", "demo", "--cron", "daily")
     assert done.exit_code == 2 and "five fields are expected" in done.output
 
