@@ -399,7 +399,7 @@ class Index(Section):
     gate: dict[str, float] = knob(
         {"psp_at_5": 0.0},
         "gate: metric, such as p_at_1 or tail/psp_at_5 -> points it may lose against the version that holds the "
-        "alias, when both saw the same dataset; {} = no comparison",
+        "alias, both on this dataset's test documents; {} = no comparison",
     )
     model: str = knob(
         "ramen",

@@ -135,9 +135,9 @@ class Problem:
                 write_csr(folder / "test.npz", anchors.test)
 
     @classmethod
-    def read(cls, path: Path) -> Problem:
-        """Read what `write` wrote, test edges of the anchors excepted."""
-        folders = [path / "anchors" / name for name in anchor_set_names(path)]
+    def read(cls, path: Path, anchors: bool = True) -> Problem:
+        """Read what `write` wrote, test edges of the anchors excepted, or all of the anchors."""
+        folders = [path / "anchors" / name for name in anchor_set_names(path)] if anchors else []
         train, test, labels = (Texts.read(path / "texts" / f"{name}.parquet") for name in ("train", "test", "labels"))
         return cls(
             train,

@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.evaluation.metrics import Floats, Ints, contributions, flat, label_recall
+from ramen.evaluation.metrics import Floats, Ints, contributions, evaluate, flat, label_recall
 
 Rule = Literal["pyxclib", "paper"]
 LABEL_DEPTHS = (10, 100)
@@ -126,6 +126,21 @@ def by_bin(
                 row[f"label_fn_at_{k}"] = 100.0 * float((1.0 - tested).sum()) / num_labels
         out[name] = row
     return out
+
+
+def overall_and_thirds(
+    indices: NDArray[Any], y: sp.csr_matrix, inv_p: Floats, frequency: NDArray[Any]
+) -> dict[str, float]:
+    """Metrics of a ranking under the keys of metrics.json, in percent: overall, and what head, torso and tail add.
+
+    Args:
+        indices: int [N', K] ranking, padded with L.
+        y: CSR N' x L, ground truth.
+        inv_p: float64 [L].
+        frequency: int [L], training documents per label.
+    """
+    table = by_bin(indices, y, inv_p, frequency, head_torso_tail(frequency))
+    return flat(evaluate(indices, y, inv_p)) | slices(table)
 
 
 def slices(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -21,10 +21,10 @@ from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
 from ramen.evaluation.contents import Measured, gather, unlabelled
 from ramen.evaluation.figures import png
-from ramen.evaluation.metrics import DEPTH, ENCODER, apply_filter, flat, inverse_propensity, label_recall
+from ramen.evaluation.metrics import DEPTH, ENCODER, apply_filter, inverse_propensity, label_recall
 from ramen.evaluation.metrics import evaluate as measure
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
-from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, slices
+from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, overall_and_thirds
 from ramen.evaluation.report import SLICES, make_figures, render
 from ramen.graph.cleaning import anchor_of, anchors_among, remove_edges
 from ramen.retrieval import search
@@ -154,9 +154,8 @@ def _measure(problem: Problem, ranking: Ranking, scoring: config.Scoring) -> Mea
     thirds = head_torso_tail(frequency)
     cut = equi_volume_bins(frequency, scoring.quantiles, scoring.quantile_rule)
     bins = {str(i): labels for i, labels in enumerate((labels for labels in cut if len(labels)), 1)}
-    metrics = flat(measure(indices, y, inv_p))
+    metrics = overall_and_thirds(indices, y, inv_p, frequency)
     metrics |= {f"label_r_at_{k}": 100.0 * float(np.nanmean(label_recall(indices, y, k))) for k in LABEL_DEPTHS}
-    metrics |= slices(by_bin(indices, y, inv_p, frequency, thirds))
     sizes = {"overall": len(frequency)} | {name: len(labels) for name, labels in thirds.items()}
     return Measured(metrics, by_bin(indices, y, inv_p, frequency, bins), frequency, sizes)
 

@@ -8,15 +8,17 @@ alias ends with the best. An alias is only ever given to a version that was load
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ramen.config import Index as Settings
-from ramen.errors import GateRefused, RamenError, warn
-from ramen.index.registry import connect, plain_errors, resolve_version
+from ramen.errors import GateRefused, RamenError, reason, warn
+from ramen.index.contest import Ask, Contest
+from ramen.index.registry import connect, load_version, plain_errors, resolve_version
 
 SMOKE_TAG, GATE_TAG, ALIAS_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
     "smoke", "gate", "gate.alias", "gate.reason", "gate.against", "gate.compared",
@@ -24,6 +26,7 @@ SMOKE_TAG, GATE_TAG, ALIAS_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
 UPDATED_TAG = "updated_from"
 """Number of the version whose index was updated; that one was evaluated."""
 PASSED, REFUSED, FAILED, WITHDRAWN = "passed", "refused", "failed", "withdrawn"
+NOT_COMPARED = "not compared with version {}, which was evaluated on another dataset"
 NOBODY = "none"
 """In `gate.against`: the alias pointed nowhere."""
 ROUNDS = 20
@@ -38,7 +41,7 @@ class Decision:
         against: number of the version that held the alias, None when there was none.
         reasons: why the alias must not move; none = it may.
         compared: metric -> (candidate, holder, tolerated loss).
-        note: why nothing was compared, where there was a version to compare with.
+        note: how it was compared with a version that was evaluated on another dataset, or why it was not.
     """
 
     against: int | None
@@ -63,21 +66,25 @@ class Decision:
 
 
 def gate(
-    candidate: Mapping[str, str], holder: Mapping[str, str] | None, settings: Settings, against: int | None = None
+    candidate: Mapping[str, str],
+    holder: Mapping[str, str] | None,
+    settings: Settings,
+    against: int | None = None,
+    note: str = "",
 ) -> Decision:
     """Decide whether the alias may move to the candidate.
 
-    Its own figures are held to `min_recall` and `max_query_ms`. Metrics are compared with the holder's when both saw
+    Its own figures are held to `min_recall` and `max_query_ms`. Metrics are compared with the holder's when both are of
     the same dataset; one that the holder does not report is not compared.
 
     Args:
         candidate, holder: version tags; holder None = the alias points nowhere.
         settings: `min_recall`, `max_query_ms`, `gate`.
         against: the holder's number.
+        note: of the decision, where both are compared.
     """
     elsewhere = holder is not None and holder.get("dataset") != candidate.get("dataset")
-    note = f"not compared with version {against}, which was evaluated on another dataset" if elsewhere else ""
-    decision = Decision(against, note=note)
+    decision = Decision(against, note=note or (NOT_COMPARED.format(against) if elsewhere else ""))
     reasons = decision.reasons
     recall = _number(candidate, "ann_recall")
     if not recall >= settings.min_recall:
@@ -106,15 +113,21 @@ def gate(
     return decision
 
 
-def offer(name: str, version: int, settings: Settings) -> Decision:
+def offer(name: str, version: int, settings: Settings, ask: Ask | None = None) -> Decision:
     """Let a version that answered try for `settings.alias`: gate, tag the decision, move, look again.
+
+    Args:
+        name, version: the candidate.
+        settings: alias and gate.
+        ask: asks a holder that was evaluated on another dataset; None = such a holder is not compared.
 
     Returns:
         The last decision; refused when another publisher's version, published meanwhile, is better.
     """
     client = connect()
+    asked = functools.cache(lambda holder: _asked(name, holder, ask))
     for _ in range(ROUNDS):
-        decision = _judge(client, name, version, settings)
+        decision = _judge(client, name, version, settings, asked)
         if decision.reasons:
             return decision
         if _holder(client, name, settings.alias) != decision.against:
@@ -131,13 +144,36 @@ def offer(name: str, version: int, settings: Settings) -> Decision:
     return decision
 
 
-def _judge(client: Any, name: str, version: int, settings: Settings) -> Decision:
+def _judge(
+    client: Any, name: str, version: int, settings: Settings, asked: Callable[[int], tuple[Contest | None, str]]
+) -> Decision:
     """The gate's decision against whoever holds the alias now; it is on the version's tags."""
     holder = _holder(client, name, settings.alias)
+    own, note = _tags(client, name, version), ""
     held = None if holder in (None, version) else _measured(client, name, holder)
-    decision = gate(_tags(client, name, version), held, settings, holder)
+    if held is not None and holder is not None and held.get("dataset") != own.get("dataset"):
+        contest, note = asked(holder)
+        if contest:
+            own |= _as_tags(contest.candidate)
+            held = {"dataset": own["dataset"], **_as_tags(contest.holder)}
+    decision = gate(own, held, settings, holder, note)
     _tag(client, name, version, decision.tags(settings.alias))
     return decision
+
+
+def _asked(name: str, holder: int, ask: Ask | None) -> tuple[Contest | None, str]:
+    """Candidate and holder on the candidate's test documents, and what to say of it."""
+    if ask is None:
+        return None, ""
+    try:
+        contest = ask(load_version(name, str(holder)))
+    except RamenError as error:
+        return None, f"{NOT_COMPARED.format(holder)} and cannot be asked ({reason(error)})"
+    return contest, f"version {holder}, evaluated on another dataset, was asked {contest.documents:,} test documents"
+
+
+def _as_tags(metrics: Mapping[str, float]) -> dict[str, str]:
+    return {key: str(value) for key, value in metrics.items()}
 
 
 def _best(client: Any, name: str, version: int, settings: Settings) -> int:

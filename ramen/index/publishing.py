@@ -22,6 +22,7 @@ from typing import Any
 import ramen
 from ramen.config import Index as Settings
 from ramen.errors import RamenError, reason
+from ramen.index.contest import Ask
 from ramen.index.promotion import FAILED, PASSED, SMOKE_TAG, offer
 from ramen.index.registry import connect, contained, plain_errors
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
@@ -41,7 +42,7 @@ class Published:
         name, version: the registered version.
         alias: the alias that now points to it, None when none moved.
         refused: why the gate kept the alias where it was; empty when it did not.
-        note: why the alias moved without a comparison, where another version held it.
+        note: how it was compared with a version that was evaluated on another dataset, or why it was not.
     """
 
     name: str
@@ -59,6 +60,7 @@ def publish(
     settings: Settings,
     tags: Mapping[str, str],
     sample: Sequence[str],
+    ask: Ask | None = None,
 ) -> Published:
     """Register a retriever, ask it, and move the alias if the gate lets it.
 
@@ -69,6 +71,7 @@ def publish(
         settings: names and gate.
         tags: of the version; the gate reads `dataset`, `ann_recall`, `query_ms` and the metrics it compares.
         sample: texts to ask, at least one.
+        ask: as in `offer`.
 
     Raises:
         RamenError: MLflow failed, or the version does not answer.
@@ -89,7 +92,7 @@ def publish(
         client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, PASSED)
         if not settings.alias:
             return Published(settings.model, version, None)
-        decision = offer(settings.model, version, settings)
+        decision = offer(settings.model, version, settings, ask)
         alias = None if decision.reasons else settings.alias
         return Published(settings.model, version, alias, decision.refused, decision.note)
 

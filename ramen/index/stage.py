@@ -12,6 +12,7 @@ from ramen.artifacts import Artifact, Draft, write_text
 from ramen.data.dataset import Texts
 from ramen.errors import ConfigError, RamenError, nearest
 from ramen.index.build import ann_recall, build_index, exact_ids, tune
+from ramen.index.contest import Ask, contest_on
 from ramen.index.measuring import evenly, facts_of, folder_bytes, latencies, version_tags
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
 from ramen.tracking import Tracker
@@ -80,7 +81,8 @@ def publish_index(
         size = folder_bytes(model.path, files) + folder_bytes(retriever.path, (INDEX_FILE, LABELS_FILE))
         tags = version_tags(facts, recall=recall, speed=speed, size=size)
         tags |= evaluated | {"dataset": dataset.digest, "model": model.digest}
-        receipt["registered"], registered = _register(retriever, model, index, track, tags, queries)
+        ask = contest_on(dataset.path, evaluation.path)
+        receipt["registered"], registered = _register(retriever, model, index, track, tags, queries, ask)
         metrics |= registered
     write_text(retriever.path / "receipt.json", json.dumps(receipt, indent=1, sort_keys=True) + "\n")
     retriever.counts.update(labels=len(labels), dimension=facts["dimension"], kind=facts["kind"])
@@ -88,7 +90,13 @@ def publish_index(
 
 
 def _register(
-    retriever: Draft, model: Artifact, index: config.Index, track: Tracker, tags: dict[str, str], queries: Sequence[str]
+    retriever: Draft,
+    model: Artifact,
+    index: config.Index,
+    track: Tracker,
+    tags: dict[str, str],
+    queries: Sequence[str],
+    ask: Ask,
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The receipt's entry and the metrics of a registration."""
     from ramen.index.publishing import publish
@@ -101,6 +109,7 @@ def _register(
         settings=index,
         tags=tags,
         sample=evenly(queries, SMOKE_SAMPLE),
+        ask=ask,
     )
     version = f"{published.name}/{published.version}"
     track.tags({"ramen.model_version": version, "ramen.gate": published.refused or "passed"})
