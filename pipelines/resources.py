@@ -55,10 +55,10 @@ class Resources:
 
 
 RESOURCES: dict[str, Resources] = {
-    "ingest": Resources(("2", "4"), ("8Gi", "32Gi")),
+    "ingest": Resources(("2", "4"), ("8Gi", "64Gi")),
     "build-graph": Resources(("4", "16"), ("16Gi", "64Gi")),
     "warmup": Resources(("8", "16"), ("32Gi", "64Gi"), gpus=1, shared_memory="16Gi"),
     "prune-retrain": Resources(("8", "16"), ("32Gi", "64Gi"), gpus=1, shared_memory="16Gi"),
-    "evaluate": Resources(("4", "8"), ("16Gi", "32Gi"), gpus=1, shared_memory="8Gi"),
+    "evaluate": Resources(("4", "8"), ("16Gi", "64Gi"), gpus=1, shared_memory="8Gi"),
     "publish-index": Resources(("4", "16"), ("16Gi", "64Gi"), retries=1),
 }

@@ -24,6 +24,8 @@ from ramen.errors import ArtifactError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+ROWS = 1 << 17
+"""Texts that are written at a time."""
 
 KINDS: dict[str, str] = {
     "dataset": "dataset",
@@ -231,8 +233,11 @@ def write_texts(path: Path, uids: Sequence[str], texts: Sequence[str], titles: S
 
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = {"uid": uids, "text": texts} | ({} if titles is None else {"title": titles})
-    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-    pq.write_table(table, path, compression="zstd")
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for start in range(0, max(len(uids), 1), ROWS):  # full texts are tens of gigabytes: no second copy of them all
+            part = [pa.array(values[start : start + ROWS], pa.string()) for values in columns.values()]
+            writer.write_table(pa.Table.from_arrays(part, schema=schema))
 
 
 def read_texts(path: Path) -> tuple[list[str], list[str]]:

@@ -11,6 +11,7 @@ Nothing heavy is imported here: `impl` is resolved only when the stage runs.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib
 import io
@@ -154,7 +155,14 @@ STAGES: dict[str, Stage] = {
             reads=("dataset", "model", "evaluation"),
             writes=("retriever",),
             sections=("encoder", "index"),
-            code=("data/dataset.py", "encoder", "index"),
+            code=(
+                "data/dataset.py",
+                "encoder",
+                "evaluation/metrics.py",
+                "evaluation/predictions.py",
+                "evaluation/quantiles.py",
+                "index",
+            ),
             impl="ramen.index.stage:publish_index",
             side_effects=True,
         ),
@@ -234,6 +242,7 @@ def run_stage(
                 computed = True
         finally:
             release(work)
+            gc.collect()  # what was trained hangs together in cycles: gigabytes that the next row of a study sits on
         shutil.rmtree(work, ignore_errors=True)
     track.log(metrics)
     return metrics

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.base.protocol import BaseAlgorithm, Embed, Problem, Vectors, every
-from ramen.base.sampling import Ints
+from ramen.base.sampling import Ints, among
 from ramen.retrieval import search
 
 CELLS = 1 << 22
@@ -55,7 +55,7 @@ def _known(problem: Problem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
     stored = np.repeat(np.arange(len(rows)), np.diff(known.indptr)[rows]) * labels + known[rows].indices
     own = np.repeat(np.arange(len(rows)), np.diff(y.indptr)[rows]) * count + texts[y[rows].indices]
     number = np.arange(len(rows))[:, None]
-    return np.asarray(np.isin(number * labels + ids, stored) | np.isin(number * count + texts[ids], own))
+    return among(stored, number * labels + ids) | among(np.sort(own), number * count + texts[ids])
 
 
 class Mining(BaseAlgorithm):

@@ -55,9 +55,12 @@ def write_predictions(path: Path, problem: Problem, ranking: Ranking, chunk: int
 
 def read_labels(path: Path, problem: Problem) -> Ints:
     """Labels of each test document by rank, int64 [N', 100], padded with L: `Ranking.indices` as it was written."""
-    table = pq.read_table(path, columns=["document", "rank", "label_index"])
+    table = pq.read_table(path, columns=["document", "rank", "label_index"], read_dictionary=["document"])
     place = {uid: number for number, uid in enumerate(problem.test.uids)}
     indices = np.full((len(place), DEPTH), problem.shape[2], np.int64)
-    rows = np.fromiter((place[uid] for uid in table["document"].to_pylist()), np.int64, len(table))
+    chunks = table["document"].chunks  # a document's name stands once for its hundred rows
+    numbers = [np.array([place[uid] for uid in chunk.dictionary.to_pylist()], np.int64) for chunk in chunks]
+    found = [number[chunk.indices.to_numpy()] for number, chunk in zip(numbers, chunks, strict=True)]
+    rows = np.concatenate(found) if found else np.zeros(0, np.int64)
     indices[rows, table["rank"].to_numpy() - 1] = table["label_index"].to_numpy()
     return indices

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ramen.graph.metadata import Graph
 
 
-def edge_cosines(
-    graph: Graph, rows: NDArray[np.float32], anchors: NDArray[np.float32], chunk: int = 1 << 18
-) -> NDArray[np.float32]:
+@dataclass(frozen=True)
+class Looked:
+    """Vectors of a role's items among those of all distinct texts: a copy for each role would be gigabytes.
+
+    Attributes:
+        vectors: float32 [n, D].
+        place: int64 [items], row of each item's vector.
+    """
+
+    vectors: NDArray[np.float32]
+    place: NDArray[np.int64]
+
+    def __getitem__(self, items: NDArray[Any]) -> NDArray[np.float32]:
+        return np.asarray(self.vectors[self.place[items]])
+
+
+Vectors = NDArray[np.float32] | Looked
+
+
+def edge_cosines(graph: Graph, rows: Vectors, anchors: Vectors, chunk: int = 1 << 18) -> NDArray[np.float32]:
     """Cosine of the two ends of every edge.
 
     Args:
@@ -31,7 +51,7 @@ def edge_cosines(
 
 
 def random_cosines(
-    graph: Graph, rows: NDArray[np.float32], anchors: NDArray[np.float32], count: int, rng: np.random.Generator
+    graph: Graph, rows: Vectors, anchors: Vectors, count: int, rng: np.random.Generator
 ) -> NDArray[np.float32]:
     """Cosines of random pairs of a graph: what an edge's cosine would be if it meant nothing.
 

@@ -80,7 +80,8 @@ def classify(
     if not (settings.enabled and base.classifies):
         return None
     documents_ND = session.embed_role("documents")
-    model = Classifiers(labels_LD)
+    device = session.encoder.device
+    model = Classifiers(labels_LD).to(device)
     optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=settings.lr)
     checkpoints = Checkpoints(draft.work / "classifier", draft.task)
     position = Position()
@@ -102,9 +103,10 @@ def classify(
             true = np.stack([positives.draw(rows, rng)[1] for _ in range(settings.positives)], axis=1)
             false = near[rows][:, rng.integers(0, settings.shortlist, settings.negatives)]
             keep = rng.random((len(rows), documents_ND.shape[1]), np.float32) >= settings.dropout
-            x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - settings.dropout))
-            scores = model(x_BD, torch.from_numpy(np.concatenate([true, np.maximum(false, 0)], axis=1)))
-            loss = _hinges(scores, settings.positives, torch.from_numpy(false >= 0), settings.margin)
+            x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - settings.dropout)).to(device)
+            chosen = torch.from_numpy(np.concatenate([true, np.maximum(false, 0)], axis=1)).to(device)
+            valid = torch.from_numpy(false >= 0).to(device)
+            loss = _hinges(model(x_BD, chosen), settings.positives, valid, settings.margin)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()  # type: ignore[no-untyped-call]
@@ -118,7 +120,7 @@ def classify(
             checkpoints.save(model, optimizer, position)
         if stopping:
             session.trainer.stop_if_asked()
-    weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).numpy()
+    weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).cpu().numpy()
     share, metrics = _fuse(session, documents_ND, unseen_LD, weight)
     metrics |= {"classifier/loss": position.sums.get("loss", 0.0), "classifier/share": share}
     print(f"classifier share {share:.1f} of the fused score", file=sys.stderr, flush=True)

@@ -86,27 +86,28 @@ def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], l
     if judges is None:
         return None
     active = session.active
-    neighbours = {DOCUMENTS_SET: _documents(session, held_out)} if wanted in ("documents", "both") else {}
-    neighbours |= {
-        name: _anchors(session, name, sides)
-        for name, sides in pruned.items()
-        if wanted in ("anchors", "both") and active[name]["labels"] and sides["labels"].num_edges
-    }
-    means = {name: each.means(unseen=True) for name, each in neighbours.items()}
+    documents = _documents(session, held_out) if wanted in ("documents", "both") else None
+    means = {} if documents is None else {DOCUMENTS_SET: documents.means(unseen=True)}
+    for name, sides in pruned.items():  # the anchors' own vectors go as soon as their means are there
+        if wanted in ("anchors", "both") and active[name]["labels"] and sides["labels"].num_edges:
+            means[name] = _anchors(session, name, sides).means()
     shares = dict.fromkeys(means, 0.0)
     for _ in range(SWEEPS):
         for name, mean in means.items():
-            others = labels + _total(means, {**shares, name: 0.0})
-            tried = (0.0, *neighbours[name].shares)
+            others = _total(means, {**shares, name: 0.0})
+            others += labels
+            candidates, parsimony = (DOCUMENT_SHARES, 0.0) if name == DOCUMENTS_SET else (SHARES, PARSIMONY)
+            tried = (0.0, *candidates)
             gain, log_rank = _judged(judges, others, mean, tried)
-            shares[name] = tried[_chosen(gain, log_rank, neighbours[name].parsimony)]
+            shares[name] = tried[_chosen(gain, log_rank, parsimony)]
     said = " ".join(f"{name} {share:g}" for name, share in shares.items())
     print(f"label context: shares {said}", file=sys.stderr, flush=True)
     if not any(shares.values()):
         return None
-    used = {name: each for name, each in neighbours.items() if shares[name]}
-    whole = _total({name: each.means() for name, each in used.items()}, shares)
-    return Context(whole, _total({name: means[name] for name in used}, shares), shares)
+    unseen = _total(means, shares)
+    if documents is not None and shares[DOCUMENTS_SET]:
+        means[DOCUMENTS_SET] = documents.means()
+    return Context(_total(means, shares), unseen, shares)
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,7 @@ class _Neighbours:
         vectors: float32 [n, D].
         weights: float32 [n].
         hidden: bool [E], edges that a held-out document must not see while it judges; None = there are none.
-        shares: that are tried.
         prior: the mean of neighbours that weigh as much in all is halved; 0 = the mean as it is.
-        parsimony: as `PARSIMONY`.
     """
 
     indptr: NDArray[np.int64]
@@ -129,9 +128,7 @@ class _Neighbours:
     vectors: Vectors
     weights: Vectors
     hidden: NDArray[np.bool_] | None = None
-    shares: tuple[float, ...] = SHARES
     prior: float = 0.0
-    parsimony: float = PARSIMONY
 
     def means(self, unseen: bool = False) -> Vectors:
         """Mean of each label's neighbours, by their weights, shrunk: float32 [L, D], 0 for a label without any.
@@ -167,15 +164,17 @@ def _documents(session: Session, held_out: NDArray[np.int64]) -> _Neighbours:
         vectors,
         np.ones(len(vectors), np.float32),
         hidden,
-        shares=DOCUMENT_SHARES,
-        prior=PRIOR,
-        parsimony=0.0,
+        PRIOR,
     )
 
 
 def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors:
-    """The sum of the sets' means, each with its share: float32 [L, D]."""
-    return np.asarray(sum((np.float32(shares[name]) * mean for name, mean in means.items())), np.float32)
+    """The sum of the sets' means, each with its share: float32 [L, D], a new array."""
+    total = np.zeros_like(next(iter(means.values())))
+    for name, mean in means.items():
+        if shares[name]:
+            total += np.float32(shares[name]) * mean
+    return total
 
 
 def _chosen(gain: NDArray[np.float64], log_rank: NDArray[np.float64], parsimony: float) -> int:

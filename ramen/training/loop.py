@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ramen.base.protocol import BaseAlgorithm, Embed
-from ramen.base.sampling import keyed_rng
+from ramen.base.sampling import among, keyed_rng
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import Interrupted, RamenError
@@ -389,5 +389,5 @@ class Validation:
                 if row is not None:
                     scores[row, pair % self.num_labels] = -np.inf
             best = rows * self.num_labels + scores.argmax(1)
-            hits += int(np.isin(best, self.positives).sum())
+            hits += int(among(self.positives, best).sum())
         return 100.0 * hits / max(len(self.documents), 1)

@@ -18,7 +18,7 @@ from ramen.base.sampling import keyed_rng
 from ramen.config import Pruning
 from ramen.errors import warn
 from ramen.graph.metadata import Graph
-from ramen.graph.pruning import edge_cosines, jaccard, prune, random_cosines
+from ramen.graph.pruning import Looked, edge_cosines, jaccard, prune, random_cosines
 from ramen.training.session import SIDE_NAMES, Session
 
 RANDOM_PAIRS = 100_000
@@ -110,7 +110,7 @@ class Rounds:
         self._report(start, thresholds)
         return thresholds
 
-    def _threshold(self, key: str, graph: Graph, rows: NDArray[np.float32], anchors: NDArray[np.float32]) -> float:
+    def _threshold(self, key: str, graph: Graph, rows: Looked, anchors: Looked) -> float:
         """The cosine that an edge of a graph must exceed."""
         if self.settings.rule == "threshold" or not graph.num_edges:
             return self.settings.threshold
@@ -135,8 +135,8 @@ class Rounds:
                 f"{', '.join(idle)}; raise it, or train longer before pruning"
             )
 
-    def _embed(self) -> dict[str, NDArray[np.float32]]:
-        """Vectors of every role, each distinct text encoded once; anchors without an edge are left at 0."""
+    def _embed(self) -> dict[str, Looked]:
+        """Vectors of every role, each distinct text encoded once; those of anchors without an edge mean nothing."""
         texts = self.session.texts
         roles = texts.roles
         used = np.zeros(len(texts.store), bool)
@@ -144,9 +144,10 @@ class Rounds:
         for name, _, _, graph in self._each(self.session.graphs):
             used[roles[f"anchors/{name}"][graph.indices]] = True
         numbers = np.flatnonzero(used)
-        vectors = np.zeros((len(texts.store), self.session.encoder.dimension), np.float32)
-        vectors[numbers] = self.session.embed(numbers)
-        return {role: vectors[items] for role, items in roles.items()}
+        place = np.zeros(len(texts.store), np.int64)
+        place[numbers] = np.arange(len(numbers))
+        vectors = self.session.embed(numbers)
+        return {role: Looked(vectors, place[items]) for role, items in roles.items()}
 
     @staticmethod
     def _each(graphs: Mapping[str, Mapping[str, Graph]]) -> list[tuple[str, str, str, Graph]]:

@@ -16,6 +16,7 @@ from ramen.base.mining import shortlists
 from ramen.base.ngame import Ngame
 from ramen.base.protocol import BaseAlgorithm
 from ramen.base.protocol import Problem as BaseProblem
+from ramen.base.sampling import among
 from ramen.config import Base
 from ramen.data.dataset import Problem
 from ramen.data.subset import hide_labels
@@ -233,3 +234,11 @@ def test_decoupled_softmax_is_cross_entropy_for_one_positive_and_stays_finite() 
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(steep.grad).all()
     assert float(decoupled_softmax(SCORES, torch.ones(3, 3, dtype=torch.bool), KNOWN, 0.5)) == 0
+
+
+def test_looking_up_in_ascending_numbers_is_numpys_isin() -> None:
+    rng = np.random.default_rng(0)
+    ascending = np.unique(rng.integers(0, 1 << 40, 1000))
+    values = rng.permutation(np.concatenate([ascending[::7], ascending[::5] + 1, [-1, 1 << 41]]))[:300].reshape(20, 15)
+    np.testing.assert_array_equal(among(ascending, values), np.isin(values, ascending))
+    assert not among(ascending[:0], values).any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from ramen.stages import run_stage
 from ramen.tracking import NullTracker
 from ramen.training.batches import Step
 from ramen.training.loop import Trainer
-from ramen.training.session import split_validation, validation_set
+from ramen.training.session import Session, split_validation, validation_set
 
 from training_recipe import SECTIONS, changed, history, same, train
 
@@ -40,6 +41,15 @@ def test_training_learns_and_writes_a_loadable_model(tiny_artifacts: dict[str, P
 
     vectors = SentenceTransformer(str(tmp_path / "out" / "model"), device="cpu").encode(["chess rook"])
     assert vectors.shape == (1, 32)
+
+
+def test_nothing_of_a_training_stays_in_memory(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    gc.disable()  # Python may not get round to it in time: what waits are gigabytes in a handful of objects
+    try:
+        train(tiny_artifacts, tmp_path / "out", SECTIONS)
+        assert not [each for each in gc.get_objects() if type(each) is Session]
+    finally:
+        gc.enable()
 
 
 def test_the_same_seed_gives_the_same_artifact_and_another_seed_another(

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
@@ -280,7 +281,7 @@ def _read_groups(folder: Path, documents: int, settings: config.Data, defects: D
     if len(names) != documents:
         expected = f"expected a line for each of {documents} training documents, found {len(names)}"
         defects.add(file, expected, "line i is the group of document i")
-    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+    return pd.factorize(np.array(names, object), sort=True)[0].astype(np.int64)  # np.unique pads all to the longest
 
 
 def _read_anchors(
