@@ -242,7 +242,8 @@ def run_stage(
                 computed = True
         finally:
             release(work)
-            gc.collect()  # what was trained hangs together in cycles: gigabytes that the next row of a study sits on
+            if stage.parallel:
+                gc.collect()  # what was trained hangs together in cycles: gigabytes that a next row would sit on
         shutil.rmtree(work, ignore_errors=True)
     track.log(metrics)
     return metrics
