@@ -18,7 +18,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -229,7 +229,7 @@ def run_stage(
         if not computed:  # else it finishes: renaming the outputs is not to be cut in two
             raise Interrupted("stopped on request; nothing was changed")
 
-    with alone(work, task):
+    with alone(work, task), _collected():
         try:
             with on_stop(stop), drafts(outputs, sections=plain, inputs=opened, work=work, task=task) as written:
                 claim(work, task, outputs)
@@ -242,11 +242,23 @@ def run_stage(
                 computed = True
         finally:
             release(work)
-            if stage.parallel:
-                gc.collect()  # what was trained hangs together in cycles: gigabytes that a next row would sit on
         shutil.rmtree(work, ignore_errors=True)
     track.log(metrics)
     return metrics
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[None]:
+    """Let go of what a stage made: a trained model hangs together in cycles, gigabytes that a next row would sit on.
+
+    What was there before is not looked through, which would take half a second each time.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.unfreeze()
 
 
 def belong_together(opened: Mapping[str, Artifact]) -> None:
