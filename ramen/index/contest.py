@@ -16,16 +16,18 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from ramen.config import Scoring
 from ramen.data.dataset import Problem
 from ramen.evaluation.metrics import DEPTH, apply_filter, inverse_propensity
 from ramen.evaluation.predictions import PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import overall_and_thirds
+from ramen.index.measuring import evenly
 from ramen.index.retriever import Retriever
 
 DOCUMENTS = 10_000
 """Test documents that are asked at most."""
-RETRIEVE = 200
-"""Labels per document before filtered and unknown ones go."""
+RETRIEVE = Scoring().retrieve
+"""Labels per document before filtered and unknown ones go, as in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def contest_on(dataset: Path, evaluation: Path) -> Ask:
 
     def ask(holder: Retriever) -> Contest:
         problem = Problem.read(dataset, anchors=False)
-        rows = np.unique(np.linspace(0, len(problem.test) - 1, min(DOCUMENTS, len(problem.test))).astype(np.int64))
+        rows = np.array(evenly(range(len(problem.test)), DOCUMENTS), np.int64)
         y, frequency = problem.y_test[rows], np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
         propensity = json.loads((evaluation / "propensity.json").read_text(encoding="utf-8"))
         inv_p = inverse_propensity(problem.y_train, propensity["a"], propensity["b"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,17 @@ from ramen.config import Index as Settings
 from ramen.index.build import chosen_kind, factory, inverted_lists, load_faiss
 from ramen.index.retriever import DEFAULT_K, Retriever
 
+Item = TypeVar("Item")
+
 LATENCY_SAMPLE = 100
 """Queries timed, one at a time."""
 
 
-def evenly(texts: Sequence[str], size: int) -> list[str]:
-    """At most `size` of the texts, evenly spaced."""
-    if len(texts) <= size:
-        return list(texts)
-    return [texts[i] for i in np.linspace(0, len(texts) - 1, size).astype(int)]
+def evenly(items: Sequence[Item], size: int) -> list[Item]:
+    """At most `size` of the items, evenly spaced."""
+    if len(items) <= size:
+        return list(items)
+    return [items[i] for i in np.linspace(0, len(items) - 1, size).astype(int)]
 
 
 def facts_of(index: Any, settings: Settings, labels_LD: NDArray[np.float32]) -> dict[str, Any]:

@@ -146,7 +146,8 @@ class Journal:
         """Note that a row is done, or is to be tried once more at the next attempt."""
         assert self._folder is not None
         self._sent = max(self._sent, number + 1)
-        self._later = sorted({*self._later, number} if not taken else {*self._later} - {number})
+        later = set(self._later) - {number} if taken else {*self._later, number}
+        self._later = sorted(later)
         write_json(self._folder / SENT, {"sent": self._sent, "ids": self._ids, "later": self._later})
 
     def close(self) -> None:
