@@ -15,7 +15,7 @@ from pipelines.resources import MLFLOW_SECRET, NAMESPACE_ENV
 from ramen.artifacts import failed_io, open_artifact, write_json
 from ramen.config import Data, parse_section
 from ramen.data import sources
-from ramen.errors import RamenError, warn
+from ramen.errors import RamenError, error_lines, warn
 from ramen.stages import STAGES, run_stage
 from ramen.tracking import SWITCH_ENV, open_tracker, tracking_is_off
 from ramen.versioning import push_outputs
@@ -61,7 +61,7 @@ def run_step(
         known = error if isinstance(error, RamenError) else RamenError(failed_io(error))
         if not str(known):
             raise
-        said = [*(f"error: {line}" for line in str(known).splitlines()), EXIT_LINE.format(known.exit_code)]
+        said = [*error_lines(known), EXIT_LINE.format(known.exit_code)]
         print("\n".join(said), file=sys.stderr, flush=True)
         raise SystemExit(known.exit_code) from None
     metrics = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}

@@ -21,7 +21,7 @@ import psutil
 from components.step import EXIT_LINE
 from pipelines.ramen import Outputs, build
 from ramen.config import Config
-from ramen.errors import Interrupted, RamenError
+from ramen.errors import ERROR, Interrupted, RamenError
 from ramen.provenance import ARM_ENV
 from ramen.stages import STAGES
 from ramen.stopping import on_stop
@@ -145,6 +145,7 @@ class Console(io.TextIOBase):
         self.order = list(STAGES)
         self.stage: str | None = None
         self.started = 0.0
+        self.refusals: list[str] = []
         self.recent: list[str] = []
         self.cached: list[str] = []
         self.stopped = False
@@ -176,8 +177,10 @@ class Console(io.TextIOBase):
             self.record(found.group(1))
         elif self._streaming and (ended := _EXIT.fullmatch(line.strip())):
             self.exit_code = int(ended.group(1))
+        elif self._streaming and line.strip().startswith(ERROR):  # said at the end, by `failure`
+            self.refusals.append(line.strip().removeprefix(ERROR))
         elif self._streaming and line.strip() and not _EXECUTOR.match(line):
-            self.recent = [*self.recent[-49:], line.strip()]
+            self.recent = [*self.recent[-2:], line.strip()]
             if not self.stopped:
                 self._say(f"  {line.strip()}")
 
@@ -193,20 +196,19 @@ class Console(io.TextIOBase):
         elif message.startswith("Executing task"):
             if self.stopped:  # asked for between two stages
                 raise KeyboardInterrupt
-            self.stage, self.started, self.recent = stage, self.clock(), []
+            self.stage, self.started, self.refusals, self.recent = stage, self.clock(), [], []
             self._say(f"{self._number(stage)} {stage}")
         elif "finished with status SUCCESS" in message and stage == self.stage:
             self._say(f"{self._number(stage)} {stage}: done in {self.clock() - self.started:.1f} s")
 
     def stop(self) -> None:
         """Say that a stop was asked for; what the stage says from now on shows in `failure` alone."""
-        self.stopped, self.recent = True, []
+        self.stopped, self.refusals, self.recent = True, [], []
         self._say("stopping")
 
     def failure(self) -> str:
         """What the failed stage said: its error lines, else its last words (none if it was told to stop)."""
-        errors = [line.removeprefix("error: ") for line in self.recent if line.startswith("error: ")]
-        said = errors or ([] if self.stopped else self.recent[-3:])
+        said = self.refusals or ([] if self.stopped else self.recent)
         return "\n".join(f"{self.stage}: {line}" for line in said)
 
     def _number(self, stage: str) -> str:

@@ -20,6 +20,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+ERROR = "error: "
+"""What a line begins with that says an error."""
+
 
 class RamenError(Exception):
     """A mistake the user can mend. The message is what the user reads."""
@@ -90,6 +93,11 @@ class Interrupted(RamenError):
     """Stopped on purpose; what was done so far is safe on disk."""
 
     exit_code = 130
+
+
+def error_lines(error: BaseException) -> list[str]:
+    """An error as the lines that are shown of it."""
+    return [ERROR + line for line in str(error).splitlines()]
 
 
 def warn(text: object) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ramen.artifacts import failed_io
-from ramen.errors import RamenError
+from ramen.errors import RamenError, error_lines
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -27,11 +27,12 @@ class Refusal(click.ClickException):
 
     def __init__(self, error: RamenError) -> None:
         super().__init__(str(error))
+        self.lines = error_lines(error)
         self.exit_code = error.exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
-        for line in self.message.splitlines():
-            click.echo(f"error: {line}", err=True)
+        for line in self.lines:
+            click.echo(line, err=True)
 
 
 class CommandGroup(click.Group):

@@ -15,7 +15,7 @@ import torch
 
 from ramen.artifacts import Artifact
 from ramen.config import Section, Training
-from ramen.errors import Interrupted, RamenError
+from ramen.errors import ERROR, Interrupted, RamenError
 from ramen.processes import world_size
 from ramen.training.distributed import Processes, joined
 
@@ -102,7 +102,7 @@ def _last_words(others: list[subprocess.Popen[str]]) -> str:
         if code not in (0, Interrupted.exit_code):
             assert other.stderr is not None
             lines = other.stderr.read().strip().splitlines()
-            reason = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+            reason = lines[-1].removeprefix(ERROR) if lines else "it said nothing"
             return f"training process {rank} ended with code {code}: {reason}"
     return ""
 
