@@ -200,7 +200,7 @@ def _numbered(length: int, numbers: NDArray[np.integer]) -> NDArray[np.bool_]:
 
 def _without(matrix: sp.csr_matrix, anchors: NDArray[np.bool_]) -> sp.csr_matrix:
     """The matrix without edges to the marked anchors."""
-    return remove_edges(matrix, anchors, np.full(matrix.shape[0], -1))
+    return remove_edges(matrix, anchors, sp.csr_matrix(matrix.shape))
 
 
 def _with_mean(vectors: Vectors, edges: sp.csr_matrix, anchors: Vectors, weights: NDArray[np.float64]) -> Vectors:

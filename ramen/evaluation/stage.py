@@ -26,7 +26,7 @@ from ramen.evaluation.metrics import evaluate as measure
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
 from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, overall_and_thirds
 from ramen.evaluation.report import SLICES, make_figures, render
-from ramen.graph.cleaning import anchor_of, anchors_among, remove_edges
+from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges
 from ramen.retrieval import search
 from ramen.tracking import Tracker
 
@@ -136,7 +136,9 @@ def _links(problem: Problem, model: Artifact, encoder: config.Encoder, scoring: 
     documents = sentences.encode(problem.train.texts)
     metrics = {}
     for name, each in sorted(problem.anchor_sets.items()):
-        linked = remove_edges(each.train, anchors_among(problem.test, each.texts), anchor_of(problem.train, each.texts))
+        linked = remove_edges(
+            each.train, anchors_among(problem.test, each.texts), anchors_of(problem.train, each.texts)
+        )
         rows = np.flatnonzero(np.diff(linked.indptr))
         if not len(rows):
             continue

@@ -11,9 +11,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from ramen.base.sampling import keyed_rng
 from ramen.config import Walk
 from ramen.data.dataset import AnchorSet, Texts
-from ramen.graph.cleaning import among_pairs, anchor_of, anchors_among, remove_edges, remove_pairs, thin
+from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges, remove_pairs, thin, within
 from ramen.graph.metadata import Graph, degree
 from ramen.graph.walk import enrich, walk
 
@@ -34,6 +35,7 @@ def build_set(
     labels: Texts,
     test: Texts,
     y_train: sp.csr_matrix,
+    name: str = "",
 ) -> Built:
     """Clean and walk one anchor set.
 
@@ -42,11 +44,12 @@ def build_set(
         settings: section `walk`.
         documents, labels, test: training documents, labels and test documents.
         y_train: CSR N x L, for the strict mode `drop_label_anchors`.
+        name: of the set; its share of the edges (`walk.volume`) is drawn by it.
 
     Returns:
         Graphs of sides "train" (N x M) and "labels" (L x M); anchors keep their numbers even when emptied.
     """
-    own = {"train": anchor_of(documents, anchors.texts), "labels": anchor_of(labels, anchors.texts)}
+    own = {"train": anchors_of(documents, anchors.texts), "labels": anchors_of(labels, anchors.texts)}
     raw = {"train": anchors.train, "labels": anchors.labels}
     counts = {f"{side}/raw": int(matrix.nnz) for side, matrix in raw.items()}
     removed = anchors_among(test, anchors.texts)
@@ -61,17 +64,20 @@ def build_set(
         counts["hub_edges"] = sum(clean[side].nnz - without[side].nnz for side in clean)
         clean = without
     if settings.volume < 1:  # last: which anchors are hubs is asked of all edges, so that less is part of more
-        clean = {side: thin(matrix, settings.volume, settings.seed) for side, matrix in clean.items()}
+        clean = {
+            side: thin(matrix, settings.volume, keyed_rng(settings.seed, f"volume/{name}/{side}"))
+            for side, matrix in clean.items()
+        }
     counts |= {f"{side}/clean": int(matrix.nnz) for side, matrix in clean.items()}
     graphs = _walked(clean, own, settings)
     if settings.drop_label_anchors:  # the walk finds them again
         train = graphs["train"]
-        graphs["train"] = train.select(~among_pairs(train.csr(), y_train, own["labels"]))
+        graphs["train"] = train.select(~within(train.csr(), y_train @ own["labels"]))
     counts |= {f"{side}/walked": graph.num_edges for side, graph in graphs.items()}
     return Built(graphs, counts)
 
 
-def _walked(clean: dict[str, sp.csr_matrix], own: dict[str, NDArray[np.int64]], settings: Walk) -> dict[str, Graph]:
+def _walked(clean: dict[str, sp.csr_matrix], own: dict[str, sp.csr_matrix], settings: Walk) -> dict[str, Graph]:
     if not settings.hops or not settings.max_new:
         none = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
         return {side: union(matrix, *none) for side, matrix in clean.items()}

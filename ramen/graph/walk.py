@@ -180,7 +180,7 @@ def _keep_top(start, found, counts, touched, out, out_counts):  # type: ignore[n
 
 
 @njit(parallel=True, cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _enrich(ptr, anchors, w_ptr, w_anchors, w_shares, own, max_new, blocks):  # type: ignore[no-untyped-def]
+def _enrich(ptr, anchors, w_ptr, w_anchors, w_shares, own_ptr, own_anchors, max_new, blocks):  # type: ignore[no-untyped-def]
     """New anchors per row, (int32 [rows, max_new], float32 shares of the same shape); a share of 0 = none."""
     rows, columns = len(ptr) - 1, len(w_ptr) - 1
     out = np.zeros((rows, max_new), np.int32)
@@ -199,21 +199,21 @@ def _enrich(ptr, anchors, w_ptr, w_anchors, w_shares, own, max_new, blocks):  # 
                     shares[w_anchors[near]] += w_shares[near] / degree
             for edge in range(ptr[row], ptr[row + 1]):
                 shares[anchors[edge]] = 0.0
-            if own[row] >= 0:
-                shares[own[row]] = 0.0
+            for edge in range(own_ptr[row], own_ptr[row + 1]):
+                shares[own_anchors[edge]] = 0.0
             _keep_top(row, found, shares, touched, out[row], out_shares[row])
     return out, out_shares
 
 
 def enrich(
-    matrix: sp.csr_matrix, shares: sp.csr_matrix, own: NDArray[np.int64], max_new: int, threads: int = 0
+    matrix: sp.csr_matrix, shares: sp.csr_matrix, own: sp.csr_matrix, max_new: int, threads: int = 0
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The strongest anchors that a row does not have yet: top `max_new` of (row-normalised E) R.
 
     Args:
         matrix: E, CSR rows x M, cleaned edges.
         shares: R of `walk`, CSR M x M.
-        own: int64 [rows], the anchor that is the row itself (never added), or -1.
+        own: CSR rows x M, anchors that are the row itself (never added).
         max_new: anchors per row at most.
 
     Returns:
@@ -222,6 +222,7 @@ def enrich(
     with use_threads(threads) as used:
         return _enrich(  # type: ignore[no-any-return]
             matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), shares.indptr.astype(np.int64),
-            shares.indices.astype(np.int32), shares.data.astype(np.float32), own.astype(np.int64), max_new,
+            shares.indices.astype(np.int32), shares.data.astype(np.float32),
+            own.indptr.astype(np.int64), own.indices.astype(np.int32), max_new,
             min(max(matrix.shape[0], 1), used * BLOCKS_PER_THREAD),
         )  # fmt: skip

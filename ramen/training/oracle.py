@@ -22,7 +22,7 @@ from ramen.base.sampling import keyed_rng
 from ramen.config import Sampling
 from ramen.data.dataset import Problem, Texts
 from ramen.errors import ArtifactError, ConfigError
-from ramen.graph.cleaning import anchor_of, remove_pairs
+from ramen.graph.cleaning import anchors_of, remove_pairs
 from ramen.graph.metadata import Graphs, drawing_weights
 from ramen.objective.guidance import Oracle
 from ramen.tracking import Tracker
@@ -130,7 +130,7 @@ def enriched(problem: Problem, graphs: Graphs, sampling: Sampling, most: int, se
         edges: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[Any]]] = []
         for name in sorted(graphs):
             graph, anchors = graphs[name][side], problem.anchor_sets[name].texts
-            own = remove_pairs(graph.given(), true[side], anchor_of(other[side], anchors))
+            own = remove_pairs(graph.given(), true[side], anchors_of(other[side], anchors))
             weights = drawing_weights(graphs[name], sampling)
             rows = np.repeat(np.arange(own.shape[0]), np.diff(own.indptr))
             race = keyed_rng(seed, f"oracle/{name}/{side}").exponential(size=own.nnz)

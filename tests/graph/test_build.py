@@ -14,7 +14,7 @@ from ramen.artifacts import drafts, open_artifact
 from ramen.config import Walk
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.graph.build import build_set, union
-from ramen.graph.cleaning import thin
+from ramen.graph.cleaning import kin, thin
 from ramen.graph.metadata import Graph, read_graphs
 from ramen.graph.pruning import edge_cosines, jaccard, lonely_rows, prune
 from ramen.stages import run_stage
@@ -289,7 +289,45 @@ def test_hubs_are_the_same_at_every_volume() -> None:
 
 def test_a_smaller_volume_keeps_part_of_a_larger_one() -> None:
     matrix = sp.random(200, 50, 0.2, format="csr", rng=np.random.default_rng(0), dtype=np.float32)
-    kept = {volume: {*zip(*thin(matrix, volume, 3).nonzero(), strict=True)} for volume in (0.2, 0.5, 1.0)}
+    kept = {
+        volume: {*zip(*thin(matrix, volume, np.random.default_rng(3)).nonzero(), strict=True)}
+        for volume in (0.2, 0.5, 1.0)
+    }
     assert kept[0.2] < kept[0.5] < kept[1.0] == {*zip(*matrix.nonzero(), strict=True)}
     assert len(kept[0.2]) / matrix.nnz == pytest.approx(0.2, abs=0.03)
     assert len(kept[0.5]) / matrix.nnz == pytest.approx(0.5, abs=0.04)
+
+
+def test_every_anchor_of_a_title_is_the_item_of_that_title() -> None:
+    """Two anchors are called Paris, as the one label is: both are the label itself, and the document's answer."""
+    twins = Texts(["x1", "x2", "x3"], ["Paris", "Paris", "France"])
+    documents, labels, test = Texts(["d"], ["capital"]), Texts(["l"], ["Paris"]), Texts(["t"], ["test"])
+    edges = sp.csr_matrix(np.ones((1, 3), np.float32))
+    y = sp.csr_matrix(np.ones((1, 1), np.float32))
+    anchors = AnchorSet(twins, edges, edges)
+    strict = build_set(anchors, Walk(drop_label_anchors=True), documents=documents, labels=labels, test=test, y_train=y)
+    for side in ("train", "labels"):
+        assert strict.graphs[side].csr().toarray().tolist() == [[0, 0, 1]]
+    assert kin(documents, labels, y, twins).toarray().tolist() == [[1, 1, 0]]
+    none = build_set(anchors, Walk(), documents=documents, labels=labels, test=labels, y_train=y)
+    assert none.counts["test_anchors"] == 2
+    # what is the item itself does not come back by the walk: documents 0 and 1 share anchor 2
+    walked = build_set(
+        AnchorSet(twins, sp.csr_matrix(np.array([[0, 0, 1], [1, 1, 1]], np.float32)), sp.csr_matrix((0, 3))),
+        Walk(hops=400), documents=Texts(["a", "b"], ["Paris", "other"]), labels=labels.at([]), test=test,
+        y_train=sp.csr_matrix((2, 0)),
+    )  # fmt: skip
+    assert walked.graphs["train"].csr().toarray().tolist() == [[0, 0, 1], [1, 1, 1]]
+
+
+def test_sets_and_sides_of_one_shape_lose_different_edges() -> None:
+    edges = sp.csr_matrix(np.ones((40, 10), np.float32))
+    known = {"documents": numbered("d", 40), "labels": numbered("l", 40), "test": numbered("t", 1),
+             "y_train": sp.csr_matrix((40, 40))}  # fmt: skip
+    kept = [
+        {*zip(*graph.csr().nonzero(), strict=True)}
+        for name in ("one", "two")
+        for graph in build_set(AnchorSet(numbered("a", 10), edges, edges), Walk(volume=0.5, hub_cap=0), name=name,
+                               **known).graphs.values()
+    ]  # fmt: skip
+    assert all(70 < len(a & b) < 130 for i, a in enumerate(kept) for b in kept[:i])  # of 200 in each, by chance 100

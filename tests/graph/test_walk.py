@@ -92,12 +92,12 @@ def test_enrichment_adds_the_strongest_absent_anchors() -> None:
         random_graph(80, 40, 1),
         walk(random_graph(80, 40, 1), hops=400, restart=0.8, top_k=10, degree_cap=500, seed=0),
     )
-    own = np.full(80, -1)
-    own[7] = int(((matrix[7] @ shares).toarray()[0] * (matrix[7].toarray()[0] == 0)).argmax())
+    itself = int(((matrix[7] @ shares).toarray()[0] * (matrix[7].toarray()[0] == 0)).argmax())
+    own = sp.csr_matrix(([1.0], ([7], [itself])), shape=matrix.shape)
     anchors, weights = enrich(matrix, shares, own, 4)
     reach = (sp.diags(1 / np.maximum(np.asarray(matrix.sum(1)).ravel(), 1)) @ matrix @ shares).toarray()
     reach[matrix.toarray() > 0] = 0
-    reach[7, own[7]] = 0
+    reach[7, itself] = 0
     assert weights[7].max() > 0, "row 7 still gets others"
     for row in range(80):
         found = {int(a): float(w) for a, w in zip(anchors[row], weights[row], strict=True) if w > 0}
