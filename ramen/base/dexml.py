@@ -16,9 +16,6 @@ class Dexml(Mining):
     published hard-negative variant; `base.mined = 0` stays in-batch.
     """
 
-    def refresh_due(self, epoch: int) -> bool:
-        return self.settings.mined > 0 and super().refresh_due(epoch)
-
     def loss(self, scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor) -> Tensor:
         positives_BL = torch.zeros_like(mask_BL).scatter(1, positive_B[:, None], True)
         return decoupled_softmax(scores_BL, positives_BL, mask_BL, self.settings.temperature)

@@ -16,8 +16,7 @@ CELLS = 1 << 22
 
 
 def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
-    """The labels nearest to each document, of those that training may see, that are no true or ignored label of it, nor
-    read as a true one does.
+    """The labels nearest to each document, of those that training may see, that are negatives (`Problem.known_texts`).
 
     Args:
         problem: whose documents, and what is known of their labels.
@@ -28,8 +27,9 @@ def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int)
     Returns:
         int32 [N, S] labels, best first, padded with -1; documents without a label have none.
     """
-    alike = np.bincount(problem.label_texts)[problem.label_texts] - 1
-    left_out = np.diff(problem.known.indptr) + (problem.y @ alike).astype(np.int64)
+    known = problem.known_texts
+    labels_of = np.bincount(problem.label_texts, minlength=known.shape[1])
+    left_out = (known != 0) @ labels_of
     order = problem.documents[np.argsort(-left_out[problem.documents], kind="stable")]  # of a few it may be thousands
     found = np.full((problem.y.shape[0], size), -1, np.int32)
     candidates = problem.labels if len(problem.unseen) else None
@@ -48,29 +48,36 @@ def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int)
 
 
 def _known(problem: Problem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
-    """Bool [R, K]: `ids` that are true or ignored for their row, or read as a true label does."""
-    texts, y, known = problem.label_texts, problem.y, problem.known
-    count = int(texts.max(initial=0)) + 1
-    labels = known.shape[1]
-    stored = np.repeat(np.arange(len(rows)), np.diff(known.indptr)[rows]) * labels + known[rows].indices
-    own = np.repeat(np.arange(len(rows)), np.diff(y.indptr)[rows]) * count + texts[y[rows].indices]
-    number = np.arange(len(rows))[:, None]
-    return among(stored, number * labels + ids) | among(np.sort(own), number * count + texts[ids])
+    """Bool [R, K]: `ids` whose texts are known for their row."""
+    known, number = problem.known_texts, np.arange(len(rows))
+    count = known.shape[1]
+    stored = np.repeat(number, np.diff(known.indptr)[rows]) * count + known[rows].indices
+    return among(stored, number[:, None] * count + problem.label_texts[ids])
+
+
+def drawn_from(shortlist: NDArray[np.int32], numbers: NDArray[np.float64]) -> NDArray[np.int32]:
+    """One label for each number in [0, 1), of those that a row has: int32 [R, K], -1 where it has none.
+
+    Args:
+        shortlist: int32 [R, S], padded with -1.
+        numbers: float64 [R, K].
+    """
+    filled = (shortlist >= 0).sum(1, keepdims=True)
+    return np.take_along_axis(shortlist, (numbers * filled).astype(np.int64), axis=1)
 
 
 class Mining(BaseAlgorithm):
     """Keeps a shortlist of mined labels for each document, refreshed every few epochs.
 
-    A shortlist never holds a true or an ignored label, nor one whose text is that of a true label: with several
-    positives per document, leaving out the sampled one alone (as with one positive per query) would push true labels
-    away.
+    A shortlist holds negatives alone: with several positives per document, leaving out the sampled one only (as with
+    one positive per query) would push true labels away.
     """
 
     shortlist: NDArray[np.int32] | None = None
     """int32 [N, S], -1 = none."""
 
     def refresh_due(self, epoch: int) -> bool:
-        return every(epoch, self.settings.refresh_from, self.settings.refresh_every)
+        return self.settings.mined > 0 and every(epoch, self.settings.refresh_from, self.settings.refresh_every)
 
     def refresh(self, epoch: int, embed: Embed) -> None:
         self.shortlist = shortlists(self.problem, embed("documents"), embed("labels"), self.settings.shortlist)
@@ -79,10 +86,8 @@ class Mining(BaseAlgorithm):
         drawn = rng.random((len(documents), self.settings.mined))  # always, so that a refresh shifts no other draw
         if self.shortlist is None:
             return np.zeros(0, np.int64)
-        rows = self.shortlist[documents]
-        filled = (rows >= 0).sum(1)
-        chosen = np.take_along_axis(rows, (drawn * filled[:, None]).astype(np.int64), axis=1)
-        return np.asarray(chosen[filled > 0].ravel(), np.int64)
+        chosen = drawn_from(self.shortlist[documents], drawn).ravel()
+        return np.asarray(chosen[chosen >= 0], np.int64)
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         return {} if self.shortlist is None else {"shortlist": self.shortlist}

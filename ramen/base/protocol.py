@@ -35,6 +35,7 @@ class Problem:
         y: CSR N x L, true labels.
         ignore: CSR N x L, pairs that are neither positive nor negative.
         label_texts: int64 [L], text number of each label (equal = identical text).
+        document_texts: int64 [N], text number of each document, numbered as those of the labels.
         batch_size: rows of a step.
         dimension: D, width of the vectors.
         seed: of everything drawn outside a step.
@@ -45,6 +46,7 @@ class Problem:
     y: sp.csr_matrix
     ignore: sp.csr_matrix
     label_texts: Ints
+    document_texts: Ints
     batch_size: int
     dimension: int = 0
     seed: int = 0
@@ -56,11 +58,23 @@ class Problem:
         return np.setdiff1d(np.arange(self.y.shape[1]), self.unseen)
 
     @cached_property
-    def known(self) -> sp.csr_matrix:
-        """CSR N x L of the pairs that are no negatives: true or ignored."""
-        known = (self.y + self.ignore).tocsr()
+    def known_texts(self) -> sp.csr_matrix:
+        """CSR N x texts: labels that read so are no negatives of a document.
+
+        The texts of its true and ignored labels and its own. Labels of the same text cannot be told apart, and one that
+        reads as the document would be the nearest wrong one for ever (methods of RAMEN 1.4).
+        """
+        count = 1 + int(max(self.label_texts.max(initial=0), self.document_texts.max(initial=0)))
+        known = (self.y + self.ignore) @ _one_hot(self.label_texts, count) + _one_hot(self.document_texts, count)
+        known = sp.csr_matrix(known)
         known.sort_indices()
         return known
+
+
+def _one_hot(columns: Ints, width: int) -> sp.csr_matrix:
+    """A one in each row's column: CSR [rows, width]."""
+    rows = len(columns)
+    return sp.csr_matrix((np.ones(rows, np.float32), columns, np.arange(rows + 1)), shape=(rows, width))
 
 
 class BaseAlgorithm:
@@ -77,7 +91,8 @@ class BaseAlgorithm:
     def __init__(self, problem: Problem, settings: Settings, triplet: Triplet) -> None:
         self.problem, self.settings, self.triplet = problem, settings, triplet
         self._positives = RowSampler(problem.y.indptr, problem.y.indices)
-        self._known = MembershipMask(problem.known.indptr, problem.known.indices, problem.y.shape[1])
+        known = problem.known_texts
+        self._known = MembershipMask(known.indptr, known.indices, known.shape[1])
 
     documents_per_row = 1
     """Documents of a step per row of it."""
@@ -100,8 +115,9 @@ class BaseAlgorithm:
         return np.zeros(0, np.int64)
 
     def known(self, documents: Ints, labels: Ints) -> NDArray[np.bool_]:
-        """Bool [B, L]: pairs that are no negatives, being true or to be ignored."""
-        return self._known(documents, labels)
+        """Bool [B, L]: pairs that are no negatives: true, to be ignored, or told apart by nothing (`known_texts`)."""
+        texts, place = np.unique(self.problem.label_texts[labels], return_inverse=True)
+        return np.asarray(self._known(documents, texts)[:, place])
 
     def label_vectors(self, encoded_LD: Tensor, labels: Ints) -> Tensor:
         """Vectors by which labels are ranked, float32 [L, D] unit norm, from what the encoder says of their texts."""
@@ -113,7 +129,7 @@ class BaseAlgorithm:
         Args:
             scores_BL: float [B, L], cosines of the step's documents and its labels.
             positive_B: int64 [B], column of the sampled positive.
-            mask_BL: bool [B, L], true for every true or ignored label.
+            mask_BL: bool [B, L], true for every label that is no negative (`known`).
 
         Returns:
             float32 scalar.

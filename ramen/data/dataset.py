@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,15 @@ class Problem:
     def shape(self) -> tuple[int, int, int]:
         """(N, N', L)."""
         return len(self.train), len(self.test), len(self.labels)
+
+    @cached_property
+    def positives(self) -> sp.csr_matrix:
+        """Training pairs to learn from, CSR N x L: the true ones but those that do not count."""
+        pairs = self.y_train - self.y_train.multiply(self.filter_train != 0)
+        pairs = sp.csr_matrix(pairs)
+        pairs.eliminate_zeros()
+        pairs.sort_indices()
+        return pairs
 
     def write(self, path: Path) -> None:
         """Write all files under `path` (a draft of the artifact `dataset`)."""

@@ -63,7 +63,7 @@ class Step:
         documents: int64 [B] training documents.
         labels: int64 [L] distinct chosen labels.
         positive: int64 [B], column in `labels` of each document's sampled positive.
-        mask: bool [B, L], true where a label is true for the document, filtered, or has the positive's very text.
+        mask: bool [B, L], true where a label is no negative of the document (`BaseAlgorithm.known`).
         anchors: set name -> `AnchorBatch`.
     """
 
@@ -192,7 +192,6 @@ class StepSampler:
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
         self.graph_negatives = graph_negatives
-        self.label_texts = base.problem.label_texts
         self.sets: list[SetSampler] = []
 
     def use_graphs(
@@ -247,8 +246,6 @@ class StepSampler:
         labels = np.union1d(pulled, np.concatenate([mined, named]))
         positive = np.searchsorted(labels, chosen)
         mask = self.base.known(documents, labels)
-        texts = self.label_texts[labels]
-        mask |= texts[None, :] == self.label_texts[chosen][:, None]
         anchors = self._anchors({"train": documents, "labels": pulled}, labels, (epoch, index))
         return Step(documents, labels, positive, mask, anchors)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ramen.artifacts import Draft
-from ramen.base.mining import shortlists
+from ramen.base.mining import drawn_from, shortlists
 from ramen.base.sampling import RowSampler, keyed_rng
 from ramen.config import Classifier as Settings
 from ramen.training.checkpoint import Checkpoints, Position
@@ -101,7 +101,7 @@ def classify(
             rows = order[start : start + settings.batch_size]
             rng = keyed_rng(seed, "classifier", epoch, start)
             true = np.stack([positives.draw(rows, rng)[1] for _ in range(settings.positives)], axis=1)
-            false = near[rows][:, rng.integers(0, settings.shortlist, settings.negatives)]
+            false = drawn_from(near[rows], rng.random((len(rows), settings.negatives)))
             keep = rng.random((len(rows), documents_ND.shape[1]), np.float32) >= settings.dropout
             x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - settings.dropout)).to(device)
             chosen = torch.from_numpy(np.concatenate([true, np.maximum(false, 0)], axis=1)).to(device)

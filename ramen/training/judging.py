@@ -61,14 +61,15 @@ class Judges:
             Interrupted: asked to stop; a checkpoint was saved.
         """
         rng, problem, held_out = keyed_rng(session.training.seed, "context"), session.problem, session.validation
-        rows = held_out.documents[np.diff(problem.y_train.indptr)[held_out.documents] > 0]
+        positives = problem.positives
+        rows = held_out.documents[np.diff(positives.indptr)[held_out.documents] > 0]
         if len(rows) < FEWEST:
             few = f"{otherwise}: {len(rows)} held-out documents have a label, and {FEWEST} are needed to choose by"
             warn(f"{few}; raise training.validation_fraction")
             return None
         rows = np.sort(rng.permutation(rows)[:DOCUMENTS])
         documents = session.embed(session.texts.roles["documents"][rows])
-        return cls(rows, documents, problem.y_train[rows], problem.filter_train[rows])
+        return cls(rows, documents, positives[rows], problem.filter_train[rows])
 
     def ask(
         self, labels: Vectors, others: Vectors, combine: Callable[[Vectors, Vectors, float], Vectors], shares: Vectors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,13 +13,13 @@ import torch
 from ramen.base import BASES, make_base
 from ramen.base.clustering import balanced_clusters, halvings
 from ramen.base.dexa import Dexa
-from ramen.base.mining import shortlists
+from ramen.base.mining import drawn_from, shortlists
 from ramen.base.ngame import Ngame
 from ramen.base.protocol import BaseAlgorithm
 from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import among
 from ramen.config import Base
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Problem, Texts
 from ramen.data.subset import hide_labels
 from ramen.errors import ConfigError
 from ramen.objective.softmax import decoupled_softmax
@@ -34,7 +35,8 @@ EARLY = {"refresh_from": 1, "refresh_every": 1, "cluster_double_every": 1, "offs
 def told(problem: Problem, batch_size: int = 16, dimension: int = 8) -> BaseProblem:
     texts = np.unique(problem.labels.texts, return_inverse=True)[1]
     documents = np.flatnonzero(np.diff(problem.y_train.indptr))
-    return BaseProblem(documents, problem.y_train, problem.filter_train, texts, batch_size, dimension)
+    own = len(texts) + np.arange(len(problem.train))  # no document reads as a label does
+    return BaseProblem(documents, problem.y_train, problem.filter_train, texts, own, batch_size, dimension)
 
 
 def made(name: str, problem: Problem, **knobs: object) -> BaseAlgorithm:
@@ -107,16 +109,18 @@ def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_o
 ) -> None:
     monkeypatch.setattr("ramen.base.mining.CELLS", cells)
     problem = told(tiny_problem)
-    twins = BaseProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, 16)  # labels in twos
+    own = np.full(60, 99)
+    own[7] = 3  # a document that reads as two labels
+    twins = BaseProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, own, 16)  # labels in twos
     documents, labels = unit(60, 8, 1), unit(30, 8, 2)
     found = shortlists(twins, documents, labels, 5)
-    known = problem.known.toarray() > 0
+    known = (problem.y + problem.ignore).toarray() > 0
     for row in range(60):
-        own = set(twins.label_texts[np.flatnonzero(problem.y.toarray()[row])])
+        alike = {*twins.label_texts[np.flatnonzero(known[row])], own[row]}
         order = [
             label
             for label in np.argsort(-documents[row] @ labels.T, kind="stable")
-            if not known[row, label] and twins.label_texts[label] not in own
+            if twins.label_texts[label] not in alike
         ]
         assert found[row].tolist() == order[:5]
     assert shortlists(problem, documents, labels, 29)[0][-1] == -1, "padded when fewer are left"
@@ -189,7 +193,8 @@ def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Problem) ->
 def test_dexas_labels_and_heads_never_share_a_row(labels: int) -> None:
     rng = np.random.default_rng(labels)
     y = sp.csr_matrix((np.ones(labels, np.float32), (np.arange(labels), rng.permutation(labels))))
-    problem = BaseProblem(np.arange(labels), y, sp.csr_matrix(y.shape, dtype=np.float32), np.arange(labels), 16, 4)
+    each = np.arange(labels)
+    problem = BaseProblem(each, y, sp.csr_matrix(y.shape, dtype=np.float32), each, labels + each, 16, 4)
     base = make_base(Base(name="dexa", labels_per_offset=3, offset_heads=min(1000, labels // 4)), problem, Triplet())
     assert isinstance(base, Dexa)
     base.refresh(0, lambda role: unit(labels, 4, 0))
@@ -242,3 +247,55 @@ def test_looking_up_in_ascending_numbers_is_numpys_isin() -> None:
     values = rng.permutation(np.concatenate([ascending[::7], ascending[::5] + 1, [-1, 1 << 41]]))[:300].reshape(20, 15)
     np.testing.assert_array_equal(among(ascending, values), np.isin(values, ascending))
     assert not among(ascending[:0], values).any()
+
+
+def test_siamesexml_is_the_likelihood_of_the_pair_and_of_the_hardest_others() -> None:
+    """p = 0.9 e^(1.5 (s - 1)): of each label's document being true, and the worst document of another label not."""
+    base = made("siamesexml", tiny_of_pairs())
+    first = torch.tensor([[0.8, 0.1], [0.3, 0.6]])
+    second = torch.tensor([[0.5, 0.2], [0.4, 0.7]])
+    mask = torch.zeros(4, 2, dtype=torch.bool)
+
+    def p(cosine: float) -> float:
+        return 0.9 * math.exp(1.5 * (cosine - 1))
+
+    def expected(s: torch.Tensor) -> float:
+        pull = -math.log(p(s[0, 0])) - math.log(p(s[1, 1]))
+        push = -math.log(1 - p(s[1, 0])) - math.log(1 - p(s[0, 1]))
+        return (pull + push / 2) / 2  # the two hardest of two documents, one of them its own
+
+    loss = base.loss(torch.cat([first, second]), torch.tensor([0, 1, 0, 1]), mask)
+    assert float(loss) == pytest.approx(0.7 * expected(first) + 0.3 * expected(second), abs=1e-6)
+
+
+def tiny_of_pairs() -> Problem:
+    y = sp.identity(2, format="csr", dtype=np.float32)
+    none = sp.csr_matrix((2, 2), dtype=np.float32)
+    texts = Texts(["a", "b"], ["one", "two"])
+    return Problem(texts, texts.at([]), Texts(["c", "d"], ["three", "four"]), y, y[:0], none, none[:0])
+
+
+def test_dexml_divides_by_its_temperature(tiny_problem: Problem) -> None:
+    eye = torch.eye(3, dtype=torch.bool)
+    for tau in (0.5, 0.1):
+        loss = float(made("dexml", tiny_problem, temperature=tau).loss(SCORES, torch.arange(3), eye))
+        assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(SCORES / tau, torch.arange(3))), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ance", "dexml", "ngame"])
+def test_the_encoder_is_looked_at_again_every_few_epochs(name: str, tiny_problem: Problem) -> None:
+    base = made(name, tiny_problem, refresh_from=1, refresh_every=2, cluster_double_every=1)
+    due = [epoch for epoch in range(8) if base.refresh_due(epoch)]
+    assert due == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("name", ["ance", "dexml"])
+def test_without_mined_labels_nothing_is_mined(name: str, tiny_problem: Problem) -> None:
+    assert not any(made(name, tiny_problem, mined=0).refresh_due(epoch) for epoch in range(8))
+
+
+def test_labels_are_drawn_from_the_filled_part_of_a_shortlist() -> None:
+    shortlist = np.array([[4, 2, -1, -1], [-1, -1, -1, -1], [7, 5, 3, 1]], np.int32)
+    drawn = drawn_from(shortlist, np.random.default_rng(0).random((3, 200)))
+    assert [set(row) for row in drawn.tolist()] == [{4, 2}, {-1}, {7, 5, 3, 1}]
+    assert 70 < (drawn[0] == 4).sum() < 130

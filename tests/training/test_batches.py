@@ -31,7 +31,8 @@ def sampler_of(
 ) -> StepSampler:
     documents = np.flatnonzero(np.diff(problem.y_train.indptr))
     texts = np.arange(len(problem.labels)) if texts is None else texts
-    told = BaseProblem(documents, problem.y_train, problem.filter_train, texts, batch_size, seed=seed)
+    own = len(texts) + np.arange(len(problem.train))  # no document reads as a label does
+    told = BaseProblem(documents, problem.y_train, problem.filter_train, texts, own, batch_size, seed=seed)
     return StepSampler(make_base(base or Base(), told, Triplet()), batch_size, seed, separate, **budget)  # type: ignore[arg-type]
 
 
@@ -364,3 +365,17 @@ def test_random_labels_compete_are_pulled_and_change_nothing_else(tiny_problem: 
         assert links is not None and set(beside) <= set(step.labels[links.rows])
         seen[beside] += 1
     assert seen[29] == pytest.approx(300 * 8 / 30, abs=35), "the last label has no document: it is drawn by chance only"
+
+
+def test_a_label_that_reads_as_a_known_one_or_as_the_document_is_no_negative() -> None:
+    """Document 0 has labels 0 and 1, label 2 reads as label 1 does; document 1 reads as label 3 does, and label 4,
+    which is to be ignored for document 2, as label 5 does."""
+    y = sp.csr_matrix(np.array([[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]], np.float32))
+    ignore = sp.csr_matrix((np.ones(1, np.float32), ([2], [4])), shape=y.shape)
+    told = BaseProblem(np.arange(3), y, ignore, np.array([0, 1, 1, 2, 3, 3]), np.array([7, 2, 8]), 3)
+    sampler = StepSampler(make_base(Base(random_labels=2.0), told, Triplet()), 3, 0)
+    expected = np.array([[1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1]], bool)
+    for epoch in range(20):
+        step = sampler.step(sampler.epoch_order(epoch), epoch, 0)
+        np.testing.assert_array_equal(step.mask, expected[step.documents][:, step.labels])
+        assert len(step.labels) == 6
