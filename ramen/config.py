@@ -265,8 +265,8 @@ class Training(Section):
     clip_norm: float = knob(1.0, "gradient norm is clipped to this; 0 = off", ge=0)
     validation_fraction: float = knob(
         0.05,
-        "share of training documents held out to choose the round and the label context; whole groups, if the dataset "
-        "has them",
+        "share of training documents held out to choose the label context and the classifiers' share, and to tell when "
+        "pruning has settled; whole groups, if the dataset has them",
         ge=0,
         lt=0.5,
     )
@@ -334,7 +334,7 @@ class Pruning(Section):
     converged_at: float = knob(
         0.995, "stop re-pruning when every graph's Jaccard with the last exceeds this", ge=0, le=1
     )
-    patience: int = knob(3, "stop after this many rounds without a better validation P@1; 0 = never", ge=0)
+    patience: int = knob(3, "prune no more after this many rounds without a better validation P@1; 0 = always", ge=0)
     enabled: bool = knob(True, "false = retrain on the unpruned graphs (ablation 'no pruning')")
 
 

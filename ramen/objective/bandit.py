@@ -11,7 +11,8 @@ Estimators of the slope, z being what was really added (after the floor and the 
 
 * "rademacher": P u / δ, z = δ u with u = ±1: what the cited theory proves. A bound that cuts z short
   cuts the estimate short, too.
-* "paper": P / z with Gaussian z, as printed; 1 / z has no mean, so |z| is kept above σ / 4 unless `safeguards` is off.
+* "paper": P / z with Gaussian z, as printed; 1 / z has no mean, so |z| is kept above σ / 4 unless `safeguards` is off,
+  and a window whose z a bound cut shorter says nothing.
 * "stein": P z / σ², the Gaussian estimator that is unbiased.
 * "reward": λ goes by lr times advantage z / σ², cut to ±1, the policy gradient of MOGIC's authors.
 """
@@ -113,10 +114,12 @@ class Bandit:
 
     def slope(self, feedback: float, z: float) -> float:
         """Estimated derivative of the feedback by a weight, to which z was added; 0 for z = 0."""
+        settings = self.settings
         if z == 0:
             return 0.0
-        if self.settings.estimator == "paper":
-            return feedback / z
+        if settings.estimator == "paper":
+            # the floor or the cap may have cut z short
+            return 0.0 if settings.safeguards and abs(z) < SMALLEST * settings.sigma else feedback / z
         estimate = feedback * z / self.settings.sigma**2
         return max(-1.0, min(1.0, estimate)) if self.settings.estimator == "reward" else estimate
 

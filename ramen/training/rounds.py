@@ -41,12 +41,12 @@ class Rounds:
         self.position = session.trainer.position
 
     def run(self) -> None:
-        """Run rounds until the epochs are spent or validation stops improving."""
+        """Run rounds until the epochs are spent."""
         session, settings = self.session, self.settings
         self.position = session.trainer.position
         track = session.track
         first_epoch, epochs = session.training.warmup_epochs, session.training.epochs
-        while self.position.epoch < epochs and not self._exhausted():
+        while self.position.epoch < epochs:
             middle = (
                 self.position.round > 0 and self.position.epoch < first_epoch + self.position.round * settings.every
             )
@@ -62,9 +62,9 @@ class Rounds:
             track.log(self._round_metrics(self.position.rounds[-1]), step=number)
 
     def _begin(self, number: int) -> None:
-        """Prune unless converged or switched off, record the round, save: a retry starts after the pruning."""
+        """Prune unless settled or switched off, record the round, save: a retry starts after the pruning."""
         previous = self.position.rounds[-1] if self.position.rounds else None
-        converged = bool(previous and previous["converged"])
+        converged = bool(previous and previous["converged"]) or self._exhausted()
         similarity: dict[str, float] = dict(previous["jaccard"]) if previous and converged else {}
         thresholds: dict[str, float] = dict(previous["thresholds"]) if previous and converged else {}
         if (
@@ -172,8 +172,6 @@ class Rounds:
         if not patience or len(rounds) < patience or None in scores:
             return False
         warm = [record["val_p_at_1"] for record in self.position.history if record["phase"] == "warmup"]
-        if self.position.epoch < self.session.training.warmup_epochs + len(rounds) * self.settings.every:
-            return False  # in the middle of a round
         earlier = ([warm[-1]] if warm and warm[-1] is not None else []) + scores[:-patience]
         return bool(earlier) and max(scores[-patience:]) <= max(earlier)
 

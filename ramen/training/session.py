@@ -56,8 +56,12 @@ BASE_FILE = "base.npz"
 BASE_PREFIX = "base:"
 """Marks the base algorithm's arrays among those of a checkpoint."""
 
-WARMED = {"encoder": ("name", "max_length", "pooling"), "training": ("seed", "validation_fraction")}
-"""What a warm model has settled: its encoder, and which documents it has not seen, so that they may judge."""
+WARMED = {
+    "encoder": ("name", "max_length", "pooling"),
+    "training": ("seed", "validation_fraction", "warmup_epochs"),
+}
+"""What a warm model has settled: its encoder, which documents it has not seen, so that they may judge, and from which
+epoch on rounds are counted."""
 CUT_SHARE = 0.2
 """More texts than this share cut at `encoder.max_length` are worth a warning."""
 EMBED_BLOCK = {"cpu": 4096, "cuda": 1 << 17}
@@ -152,19 +156,21 @@ class Session:
     def _used(self, graphs: dict[str, dict[str, Graph]]) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
         objective = self.objective
-        known = [f"{name}.{side}" for name in graphs for side in SIDE_NAMES.values()]
+        used = chosen_sets(graphs, objective.anchor_sets, "objective.anchor_sets")
+        known = [f"{name}.{side}" for name in used for side in SIDE_NAMES.values()]
         for name in objective.lambdas:
             if name not in known:
-                raise ConfigError(f"objective.lambdas.{name}: no such regulariser; {nearest(name, known)}")
+                left = " of objective.anchor_sets" if name.rpartition(".")[0] in graphs else ""
+                raise ConfigError(f"objective.lambdas.{name}: no such regulariser{left}; {nearest(name, known)}")
         named = chosen_sets(graphs, objective.negative_sets, "objective.negative_sets")
         negatives = None
         if objective.graph_negatives and self.settings.base.random_labels:
             negatives = GraphNegatives(named, objective.anchor_sampling, objective.graph_negatives)
-        return chosen_sets(graphs, objective.anchor_sets, "objective.anchor_sets"), negatives
+        return used, negatives
 
     def _true_pairs(self, graphs: dict[str, dict[str, Graph]]) -> sp.csr_matrix:
         """What counts as true in training: CSR N x L."""
-        y, ignore = self.problem.y_train, self.problem.filter_train
+        y, ignore = self.problem.positives, self.problem.filter_train
         if not self.objective.augment_labels:
             return y
         return augmented(y, ignore, chosen_sets(graphs, self.objective.anchor_sets, "objective.anchor_sets"))
@@ -177,6 +183,7 @@ class Session:
             y,
             problem.filter_train,
             self.texts.roles["labels"],
+            self.texts.roles["documents"],
             self.training.batch_size,
             self.encoder.dimension,
             self.training.seed,
@@ -275,11 +282,13 @@ class Session:
 
     @property
     def active(self) -> dict[str, dict[str, bool]]:
-        """Which regularisers have a weight above 0, by set and graph side."""
-        weights = self.trainer.weights
-        return {
-            name: {side: weights[f"{name}.{label}"] > 0 for side, label in SIDE_NAMES.items()} for name in self.graphs
-        }
+        """Which regularisers take part, by set and graph side: those that begin with a weight above 0.
+
+        Not those whose weight is above 0 just now: the bandit's perturbations may take it there and back.
+        """
+        weight = self.objective.weight
+        return {name: {"train": weight(name, "document") > 0, "labels": weight(name, "label") > 0}
+                for name in self.graphs}  # fmt: skip
 
     def use_graphs(self, pruned: Mapping[str, Mapping[str, Graph]]) -> None:
         """Sample positives from `pruned`; masks stay with the unpruned graphs."""
@@ -313,11 +322,6 @@ class Session:
         position = self.trainer.position
         position.history = json.loads((model.path / HISTORY_FILE).read_text(encoding="utf-8"))
         position.epoch = len(position.history)
-        if position.epoch > self.training.epochs:
-            raise ConfigError(
-                f"training.epochs = {self.training.epochs}: {model.path} has {position.epoch} already; raise it, or "
-                "run `ramen warmup` again"
-            )
         position.bandit = json.loads((model.path / BANDIT_FILE).read_text(encoding="utf-8"))
         self.trainer.restore_tuner()
         position.global_step = position.epoch * self.trainer.sampler.steps_per_epoch
@@ -457,7 +461,7 @@ class Session:
 
 
 def _same_as_warmed(model: Artifact, asked: Settings) -> None:
-    """Training goes on with what was warmed up; another encoder, or other held-out documents, would be asked in vain.
+    """Training goes on with what was warmed up; other values would be asked for in vain.
 
     Raises:
         ConfigError: the knobs name others.

@@ -38,9 +38,21 @@ def test_the_printed_estimator_equals_rademachers_on_signs_and_has_wild_tails_on
     paper, signs = bandit(estimator="paper"), bandit(estimator="rademacher")
     assert all(paper.slope(0.7, z) == pytest.approx(signs.slope(0.7, z), abs=1e-12) for z in (-0.1, 0.1))
     z = 0.1 * np.random.default_rng(0).standard_normal(1000)
-    steps = np.abs([paper.slope(0.7, value) for value in z])
+    literal = bandit(estimator="paper", safeguards=False)
+    steps = np.abs([literal.slope(0.7, value) for value in z])
     assert steps.max() / np.median(steps) > 100
-    assert paper.slope(0.7, 0.0) == 0
+    assert paper.slope(0.7, 0.0) == literal.slope(0.7, 0.0) == 0
+
+
+def test_a_window_whose_perturbation_the_floor_cut_short_says_nothing() -> None:
+    """At 0.011 over a floor of 0.01 a step down is 0.001 long; P / z of it would throw the weight up by the largest."""
+    tuner = bandit(estimator="paper", period=1, baseline=False, initial={"a": 0.011})
+    for _ in range(200):
+        z, mean = tuner.weights["a"] - tuner.means["a"], tuner.means["a"]
+        tuner.observe(0.2)
+        assert tuner.means["a"] == mean or abs(z) >= 0.025
+        tuner.means["a"] = 0.011
+        tuner._perturb()
 
 
 def test_the_published_feedback_drives_weights_below_zero_and_a_floor_holds_them() -> None:

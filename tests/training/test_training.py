@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from on_disk import on_disk
 
 from ramen.artifacts import open_artifact
-from ramen.config import Training
+from ramen.config import Encoder, Training
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.data.subset import hide_labels
+from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, ConfigError, DataError, Interrupted, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
 from ramen.training.batches import Step
-from ramen.training.loop import Trainer
+from ramen.training.loop import Trainer, linear_schedule, make_optimizer
 from ramen.training.session import Session, split_validation, validation_set
 
 from training_recipe import SECTIONS, changed, history, same, train
@@ -44,6 +48,7 @@ def test_training_learns_and_writes_a_loadable_model(tiny_artifacts: dict[str, P
 
 
 def test_nothing_of_a_training_stays_in_memory(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    gc.collect()  # what other tests left
     gc.disable()  # Python may not get round to it in time: what waits are gigabytes in a handful of objects
     try:
         train(tiny_artifacts, tmp_path / "out", SECTIONS)
@@ -129,11 +134,14 @@ def test_pruning_starts_from_the_original_and_obeys_the_threshold(
     assert [r["epoch"] for r in rounds] == [2, 3] and set(rounds[0]["edges_kept"].values()) == {0.0}
 
 
-def test_rounds_stop_when_validation_stops_improving(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+def test_pruning_stops_when_validation_stops_improving_and_training_goes_on(
+    tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
     # a learning rate of nearly nothing never improves on the warm-up
-    train(tiny_artifacts, tmp_path, changed(training={"epochs": 20, "lr": 1e-12}, pruning={"patience": 3}))
-    assert len(json.loads((tmp_path / "pruned_graph" / "rounds.json").read_text())) == 3
-    assert len(history(tmp_path / "model")) == 5
+    train(tiny_artifacts, tmp_path, changed(training={"epochs": 8, "lr": 1e-12}, pruning={"patience": 3}))
+    rounds = json.loads((tmp_path / "pruned_graph" / "rounds.json").read_text())
+    assert [record["converged"] for record in rounds][-3:] == [True] * 3 and not rounds[0]["converged"]
+    assert len(history(tmp_path / "model")) == 8
 
 
 def test_held_out_documents_are_never_trained_on(
@@ -282,7 +290,7 @@ def test_a_bandit_without_a_whole_window_is_refused(tiny_artifacts: dict[str, Pa
         ("encoder", {"max_length": 64}, "encoder.max_length = 64: .* was warmed up with 16"),
         ("training", {"seed": 5}, "training.seed = 5: .* was warmed up with 0"),
         ("training", {"validation_fraction": 0.2}, "training.validation_fraction = 0.2: .* was warmed up with 0.1"),
-        ("training", {"epochs": 1, "warmup_epochs": 1}, "training.epochs = 1: .* has 2 already"),
+        ("training", {"epochs": 1, "warmup_epochs": 1}, "training.warmup_epochs = 1: .* was warmed up with 2"),
     ],
 )
 def test_knobs_that_a_warmed_up_model_has_settled_are_refused(
@@ -328,3 +336,72 @@ def test_a_loss_that_is_not_finite_stops_with_the_step(tiny_artifacts: dict[str,
     sections = changed(objective={"lambda_task": 1e308}, training={"lr": 1.0})
     with pytest.raises(RamenError, match=r"loss is (inf|nan) at step 0 .*training\.lr"):
         train(tiny_artifacts, tmp_path, sections)
+
+
+def test_the_rate_rises_then_falls_to_nothing() -> None:
+    at = linear_schedule(4, 12)
+    assert [at(step) for step in range(13)] == pytest.approx([0.25, 0.5, 0.75, 1, *np.arange(8, -1, -1) / 8])
+    assert linear_schedule(50, 10)(4) == 1 and linear_schedule(50, 10)(0) == 0.2, "half of all steps at most"
+
+
+def test_biases_norms_and_label_offsets_do_not_decay() -> None:
+    encoder, offsets = load_encoder("tiny", Encoder(name="tiny", precision="fp32")), torch.nn.Embedding(3, 4)
+    decayed, free = make_optimizer(encoder, offsets, 1e-3, 1e-6, 0.01).param_groups
+    assert decayed["weight_decay"] == 0.01 and free["weight_decay"] == 0
+    names = {id(parameter): name for name, parameter in encoder.named_parameters()}
+    plain = {names.get(id(parameter), "offsets") for parameter in free["params"]}
+    assert plain == {name for name in names.values() if name.endswith("bias") or "norm" in name.lower()} | {"offsets"}
+
+
+def test_a_long_step_is_clipped(
+    tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms: dict[float, list[float]] = {0.0: [], 0.01: []}
+    for norm, found in norms.items():
+
+        def look(self: torch.optim.AdamW, *_: object, found: list[float] = found) -> None:
+            gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            found.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", look)
+        train(tiny_artifacts, tmp_path / str(norm), changed(training={"clip_norm": norm}))
+    assert max(norms[0.01]) == pytest.approx(0.01, rel=1e-3) and max(norms[0.0]) > 0.1
+
+
+def test_the_bandits_perturbations_switch_no_regulariser_off(
+    tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight of 0.1 less a perturbation of 0.1 is 0, for a window; the next one may want it."""
+    bandit = {"enabled": True, "period": 4, "feedback": "task_loss", "lambda_min": 0.0}
+    sections = changed(bandit=bandit, training={**SECTIONS["training"], "seed": 2})
+    train(tiny_artifacts, tmp_path / "out", sections)
+    assert all(len(record["terms"]) == 4 for record in history(tmp_path / "out" / "model"))
+    # and stopped in the middle of a round, it ends as it would have
+    plain, steps = Trainer.train_step, 0
+
+    def stop(self: Trainer, step: Step) -> dict[str, float]:
+        nonlocal steps
+        steps += 1
+        if steps == 11:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, step)
+
+    monkeypatch.setattr(Trainer, "train_step", stop)
+    with pytest.raises(Interrupted):
+        train(tiny_artifacts, tmp_path / "stopped", sections)
+    train(tiny_artifacts, tmp_path / "stopped", sections, again=False)
+    assert same(tmp_path / "out" / "model", tmp_path / "stopped" / "model")
+
+
+def test_pairs_that_do_not_count_are_not_learnt(tiny_problem: Problem) -> None:
+    y, ignored = tiny_problem.y_train, tiny_problem.y_train.copy().tolil()
+    ignored[1:] = 0
+    problem = replace(tiny_problem, filter_train=ignored.tocsr())
+    assert y[0].nnz and not problem.positives[0].nnz
+    np.testing.assert_array_equal(problem.positives[1:].toarray(), y[1:].toarray())
+
+
+def test_weights_of_sets_that_are_left_out_are_refused(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    objective = {"lambdas": {"links.label": 0.5}, "anchor_sets": ["category"]}
+    with pytest.raises(ConfigError, match=r"lambdas\.links\.label: no such regulariser of objective\.anchor_sets"):
+        train(tiny_artifacts, tmp_path, changed(objective=objective))
