@@ -21,7 +21,7 @@ import re
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +86,9 @@ RULES = (
          part="labels/test"),
     Rule("problem", "overlap", "{value} test documents are training documents too (first: {first_overlap!r})",
          "remove them from one of the two", high=0, part="texts/test"),
+    Rule("problem", "twins", "{value} training documents read as another one does",
+         "better is one line per text, with all of its labels: these push each other's labels away",
+         high=0, severity="warning", part="texts/train"),
     Rule("problem", "same_text", "{value} test documents read as a training document does ({same_content} with the "
          "same labels)", "leave them out of one of the two, or what is measured is partly learnt by heart", high=0,
          severity="warning", part="texts/test"),
@@ -112,9 +115,11 @@ def validate(problem: Problem, folder: Path) -> Report:
         "problem": _problem_frame(problem),
     }
     report = Report([], [])
-    for rule, rows in _failures(frames, folder):
+    for rule, rows, count in _failures(frames, folder):
         target = report.critical if rule.severity == "critical" else report.warnings
         target.extend(_defects(rule, frames[rule.frame], rows, problem.files))
+        if count > len(rows):
+            target.append(replace(target[-1], expected=f"and {count - len(rows):,} more like it", mend="", line=None))
     _make_reproducible(folder)
     if not report.critical:
         write_text(folder / "statistics.json", json.dumps(statistics(problem), indent=1, sort_keys=True) + "\n")
@@ -188,7 +193,8 @@ def _first(rows: Any) -> int:
 def _problem_frame(problem: Problem) -> pd.DataFrame:
     trained = shared_uids(problem.test, problem.train)
     overlap = [uid for uid in problem.test.uids if uid in trained]
-    texts, content = set(problem.train.texts) - {PLACEHOLDER}, set(_contents(problem.train.texts, problem.y_train))
+    read = [text for text in problem.train.texts if text != PLACEHOLDER]
+    texts, content = set(read), set(_contents(problem.train.texts, problem.y_train))
     facts = {
         "documents": len(problem.train),
         "test_documents": len(problem.test),
@@ -197,6 +203,7 @@ def _problem_frame(problem: Problem) -> pd.DataFrame:
         "test_pairs": problem.y_test.nnz,
         "overlap": len(overlap),
         "first_overlap": overlap[0] if overlap else "",
+        "twins": len(read) - len(texts),
         "same_text": sum(text in texts for text in problem.test.texts),
         "same_content": sum(item in content for item in _contents(problem.test.texts, problem.y_test)),
     }
@@ -224,8 +231,8 @@ def _defects(rule: Rule, frame: pd.DataFrame, rows: list[int], files: Mapping[st
 # --- Great Expectations --------------------------------------------------------------------------------------
 
 
-def _failures(frames: dict[str, pd.DataFrame], folder: Path) -> Iterator[tuple[Rule, list[int]]]:
-    """Run the rules, write the Data Docs, and yield (failed rule, offending rows of its frame, the first twenty)."""
+def _failures(frames: dict[str, pd.DataFrame], folder: Path) -> Iterator[tuple[Rule, list[int], int]]:
+    """Run the rules, write the Data Docs, and yield (failed rule, the first twenty offending rows, how many in all)."""
     with _silence():
         import great_expectations as gx
         from great_expectations.checkpoint import UpdateDataDocsAction
@@ -238,7 +245,7 @@ def _failures(frames: dict[str, pd.DataFrame], folder: Path) -> Iterator[tuple[R
         site = {"class_name": "SiteBuilder", "store_backend": store, "site_index_builder": index}
         context.add_data_docs_site(site_name="ramen", site_config=site)
         source = context.data_sources.add_pandas("dataset")
-        failed: list[tuple[Rule, list[int]]] = []
+        failed: list[tuple[Rule, list[int], int]] = []
         for name, frame in frames.items():
             batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
             rules = [rule for rule in RULES if rule.frame == name]
@@ -255,7 +262,8 @@ def _failures(frames: dict[str, pd.DataFrame], folder: Path) -> Iterator[tuple[R
             for found in next(iter(result.run_results.values())).results:
                 if not found.success:
                     rule = rules[int(found.expectation_config.meta["rule"])]
-                    failed.append((rule, list(found.result["partial_unexpected_index_list"])))
+                    rows = list(found.result["partial_unexpected_index_list"])
+                    failed.append((rule, rows, int(found.result["unexpected_count"])))
     yield from failed
 
 

@@ -203,6 +203,18 @@ def test_copies_of_training_documents_are_a_warning(tiny_problem: Problem, tmp_p
     assert "1 test documents read as a training document does (1 with the same labels)" in str(after.warnings[0])
 
 
+def test_training_documents_that_read_alike_are_a_warning(tiny_problem: Problem, tmp_path: Path) -> None:
+    twin = replace(tiny_problem, train=change(tiny_problem.train, 2, text=tiny_problem.train.texts[5]))
+    (warning,) = validation.validate(twin, tmp_path / "a").warnings
+    assert "1 training documents read as another one does; better is one line per text" in str(warning)
+
+
+def test_more_defects_than_are_shown_are_counted(tiny_problem: Problem, tmp_path: Path) -> None:
+    empty = replace(tiny_problem, labels=Texts(tiny_problem.labels.uids, [PLACEHOLDER] * 30))
+    warnings = validation.validate(empty, tmp_path / "a").warnings
+    assert len(warnings) == 21 and "and 10 more like it" in str(warnings[-1])
+
+
 def test_the_data_docs_hold_no_texts(tiny_problem: Problem, tmp_path: Path) -> None:
     secret = "a very private sentence"
     validation.validate(replace(tiny_problem, train=change(tiny_problem.train, 1, text=secret)), tmp_path)

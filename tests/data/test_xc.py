@@ -114,9 +114,11 @@ def test_broken_groups(xc_folder: Path, text: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
-def test_json_layout_and_the_text_rule(tmp_path: Path) -> None:
+def test_json_layout_and_the_text_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_json(tmp_path / "LF-Things")
     full = xc.read(settings(folder))
+    said = "texts are title and content (data.text=auto: no 'Titles' in the folder's name)"
+    assert capsys.readouterr().err == f"{folder}: {said}\n"
     assert full.train.texts == ["Alpha all about Alpha", "Beta all about Beta"]
     assert full.y_train.toarray().tolist() == [[1, 0, 0], [1, 1, 0]], "labels come from the lines of lbl.json"
     assert full.filter_train.nnz == full.filter_test.nnz == 0
@@ -126,6 +128,7 @@ def test_json_layout_and_the_text_rule(tmp_path: Path) -> None:
     assert xc.read(settings(folder, text="title")).train.texts == ["Alpha", "Beta"]
     titles = write_json(tmp_path / "LF-ThingsTitles-3")
     assert xc.read(settings(titles)).test.texts == ["Gamma"]
+    assert "texts are title (data.text=auto: 'Titles' in the folder's name)" in capsys.readouterr().err
     assert xc.read(settings(titles, text="title+content")).test.texts == ["Gamma all about Gamma"]
 
 
@@ -159,11 +162,24 @@ def test_latin1_needs_the_knob(xc_folder: Path) -> None:
     file.write_bytes(b"\n".join(data))
     with pytest.raises(DataError) as error:
         xc.read(settings(xc_folder))
-    assert lines_of(error)[0] == (f"{file}:2: expected utf-8, found byte 0xe9 at column 12; set data.encoding=latin-1")
+    assert lines_of(error) == [f"{file}:2: expected utf-8, found byte 0xe9 at column 12; set data.encoding=latin-1"]
     assert xc.read(settings(xc_folder, encoding="latin-1")).test.texts[1] == "café"
     file.write_bytes("test-0->a".encode("utf-16"))
     with pytest.raises(DataError, match=r":1: expected utf-8, found byte 0xff at column 1; save it as UTF-8"):
         xc.read(settings(xc_folder))
+
+
+def test_a_packed_file_is_known_by_its_content(tmp_path: Path) -> None:
+    folder = write_json(tmp_path / "set")
+    (folder / "trn.json.gz").rename(folder / "trn.json")
+    assert xc.read(settings(folder)).train.uids == ["a", "b"]
+
+
+def test_objects_without_a_uid_are_numbered(tmp_path: Path) -> None:
+    folder = write_json(tmp_path / "set")
+    (folder / "trn.json.gz").unlink()
+    (folder / "trn.json").write_text('{"uid": null, "title": "A"}\n{"uid": null, "title": "B", "target_ind": [0]}\n')
+    assert xc.read(settings(folder)).train.uids == ["train:0", "train:1"]
 
 
 def test_empty_texts_get_a_placeholder_and_empty_anchors_go(xc_folder: Path, tiny_problem: Problem) -> None:
@@ -232,8 +248,8 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
      "row i of every file must be the same item"),
     (lambda f: replace_line(f / "trn_X_Y.txt", 4, "31:1"),
      "{f}/trn_X_Y.txt:4: expected columns below 30 (the header's), found 31; columns count from zero"),
-    (lambda f: replace_line(f / "links_lbl_X_Y.txt", 3, "4:1 2:1"),
-     "{f}/links_lbl_X_Y.txt:3: column 2 after column 4; columns of a row must be sorted and unique"),
+    (lambda f: replace_line(f / "links_lbl_X_Y.txt", 3, "4:1 2:1 4:1"),
+     "{f}/links_lbl_X_Y.txt:3: column 4 twice; keep each column once"),
     (lambda f: (f / "links_lbl_X_Y.txt").unlink(),
      "{f}: anchor set links has no links_lbl_X_Y.txt (or .npz); a set needs train and label edges; write an empty "
      "matrix if there are none"),
@@ -266,6 +282,12 @@ def test_each_kind_of_damage_names_its_place(xc_folder: Path, damage: Callable[[
          ":2 [target_ind]: expected a list of integers, and as many numbers in `target_rel`"),
         ('{"uid": "b", "title": "B", "target_ind": [1], "target_rel": 5}',
          ":2 [target_ind]: expected a list of integers, and as many numbers in `target_rel`"),
+        ('{"uid": "b", "title": "B", "target_idx": [1], "target_rel": [1.0]}',
+         ":2: no `target_ind` beside `target_rel`; there are uid, title, target_idx, target_rel"),
+        ('{"uid": "b", "title": "B", "target_ind": [1, 2], "target_rel": [1.0, NaN]}',
+         ":2 [target_rel]: expected a value of 0 or more, found nan; what is no true pair is left out, or 0"),
+        ('{"uid": "b", "title": "B", "target_ind": [1, 2], "target_rel": [-1, 0]}',
+         ":2 [target_rel]: expected a value of 0 or more, found -1; what is no true pair is left out, or 0"),
         ('{"uid": "b"}', ":2 [title]: expected a JSON object with a text `title`"),
         ('{"uid": ', ":2: not a JSON object (Expecting value: line 1 column 9 (char 8))"),
     ],

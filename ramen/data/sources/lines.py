@@ -13,6 +13,8 @@ from typing import IO, cast
 from ramen.errors import DataError
 from ramen.errors import Problem as Defect
 
+MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}
+"""Suffix of a packed file -> its first bytes."""
 MAX_DEFECTS = 20
 """Reading stops when this many defects were found."""
 
@@ -38,10 +40,13 @@ class Defects:
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """Open a plain, `.gz` or `.xz` file for reading bytes."""
-    if path.suffix == ".gz":
+    """Open a plain, gzipped or xz-packed file for reading bytes; what it begins with says it, else its name."""
+    with path.open("rb") as stream:
+        begins = stream.read(max(map(len, MAGIC.values())))
+    packed = next((end for end, magic in MAGIC.items() if begins.startswith(magic)), path.suffix)
+    if packed == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
-    if path.suffix == ".xz":
+    if packed == ".xz":
         return cast(IO[bytes], lzma.open(path, "rb"))
     return path.open("rb")
 
@@ -61,7 +66,7 @@ def numbered_lines(path: Path, defects: Defects) -> Iterator[tuple[int, bytes]]:
 
 
 def decoded_lines(path: Path, encoding: str, defects: Defects) -> Iterator[tuple[int, str]]:
-    """Yield (one-based number, text); a line that is not in `encoding` becomes a defect and an empty text."""
+    """Yield (one-based number, text); of a line that is not in `encoding`, a defect, what can be read."""
     for number, line in numbered_lines(path, defects):
         try:
             yield number, line.decode(encoding)
@@ -71,4 +76,4 @@ def decoded_lines(path: Path, encoding: str, defects: Defects) -> Iterator[tuple
                 mend = "save it as UTF-8"
             expected = f"expected {encoding}, found byte 0x{line[error.start]:02x} at column {error.start + 1}"
             defects.add(path, expected, mend, line=number)
-            yield number, ""
+            yield number, line.decode(encoding, "replace")  # so that what follows does not add defects of its own

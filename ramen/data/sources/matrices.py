@@ -6,6 +6,7 @@ import re
 import zipfile
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,6 +18,8 @@ _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _ROW = re.compile(rb"[ \t]*(?:\d+:%b(?:[ \t]+\d+:%b)*)?[ \t]*" % (_NUMBER, _NUMBER))
 _HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")
 _PAIR = re.compile(rb"\s*(\d+)[\s,]+(\d+)\s*")
+EXPECTED = "expected a value of 0 or more"
+LEAVE_OUT = "what is no true pair is left out, or 0"
 MOST = 2**31 - 1
 """Rows and columns at most: indices are int32."""
 _CHUNK = 65_536
@@ -26,8 +29,8 @@ _CHUNK = 65_536
 def read_matrix(path: Path, defects: Defects) -> sp.csr_matrix:
     """Read a `.npz`, `.txt` or `.txt.gz` matrix as binary CSR (float32 ones, int32 columns, sorted, unique).
 
-    Explicit zeros are dropped, other values become 1. An empty line is an empty row. What is broken goes to
-    `defects`; the matrix is then not to be used.
+    Explicit zeros are dropped, values above become 1, others are defects. An empty line is an empty row. What is broken
+    goes to `defects`; the matrix is then not to be used.
     """
     return _read_npz(path, defects) if path.suffix == ".npz" else _read_text(path, defects)
 
@@ -65,6 +68,8 @@ def _read_npz(path: Path, defects: Defects) -> sp.csr_matrix:
     try:
         matrix = sp.csr_matrix(sp.load_npz(path))
         matrix.check_format(full_check=True)
+    except PermissionError:
+        raise
     except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, TypeError, NotImplementedError) as error:
         defects.add(path, f"expected a scipy sparse matrix, found a damaged or other file ({error})")
         return sp.csr_matrix((0, 0), dtype=np.float32)
@@ -74,6 +79,8 @@ def _read_npz(path: Path, defects: Defects) -> sp.csr_matrix:
     repeated = (np.diff(matrix.indices) == 0) & (np.diff(rows) == 0)
     for edge in islice(np.flatnonzero(repeated), 3):
         defects.add(path, f"column {matrix.indices[edge]} twice in a row", line=int(rows[edge]) + 1)
+    for edge in islice(np.flatnonzero(~countable(matrix.data)), 3):
+        defects.add(path, f"{EXPECTED}, found {matrix.data[edge]:g}", LEAVE_OUT, line=int(rows[edge]) + 1)
     return binary(matrix)
 
 
@@ -123,12 +130,19 @@ def _parse(
     for entry in islice(np.flatnonzero(stated >= columns), 20):
         expected = f"expected columns below {columns} (the header's), found {stated[entry]:.0f}"
         defects.add(path, expected, "columns count from zero", line=first + int(row[entry]))
-    disordered = (np.diff(found) <= 0) & (np.diff(row) == 0)
-    for entry in islice(np.flatnonzero(disordered), 20):
-        left, right = found[entry], found[entry + 1]
-        expected = f"column {left} twice" if left == right else f"column {right} after column {left}"
-        defects.add(path, expected, "columns of a row must be sorted and unique", line=first + int(row[entry]))
+    order = np.lexsort((found, row))  # `binary` sorts; in which order a row names its columns means nothing
+    twice = (np.diff(found[order]) == 0) & (np.diff(row[order]) == 0) & (found[order][1:] < columns)
+    for entry in islice(order[1:][twice], 20):
+        defects.add(path, f"column {found[entry]} twice", "keep each column once", line=first + int(row[entry]))
+    for entry in islice(np.flatnonzero(~countable(numbers[1::2])), 20):
+        value = numbers[2 * entry + 1]
+        defects.add(path, f"{EXPECTED}, found {value:g}", LEAVE_OUT, line=first + int(row[entry]))
     return counts, found.astype(np.int32), numbers[1::2].astype(np.float32)
+
+
+def countable(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    """Which values say how much of a label a document has: finite, and not below 0 (a NaN would count as one)."""
+    return np.asarray(np.isfinite(values) & (values >= 0))
 
 
 def _culprit(line: bytes) -> str:

@@ -18,7 +18,9 @@ pooling has a token; the validation counts these and warns. Anchors with an empt
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ from ramen import config
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
 from ramen.data.sources import missing
 from ramen.data.sources.lines import Defects, decoded_lines
-from ramen.data.sources.matrices import binary, read_matrix, read_pairs
+from ramen.data.sources.matrices import EXPECTED, LEAVE_OUT, binary, read_matrix, read_pairs
 from ramen.data.subset import choose, restrict, select_anchors
 from ramen.errors import DataError, warn
 
@@ -74,6 +76,7 @@ def read(settings: config.Data) -> Problem:
     folder = Path(settings.path)
     if not folder.is_dir():
         raise DataError(missing(settings))
+    _say_fields(folder, settings)
     defects = Defects()
     rows = {kind: _read_texts(folder, kind, settings, defects) for kind in _TEXTS}
     defects.raise_if_any()  # counts below are only comparable when every line was read
@@ -165,23 +168,39 @@ def _read_raw(file: Path, kind: str, encoding: str, defects: Defects) -> Texts:
         uid, arrow, text = line.partition("->")
         if not arrow:
             defects.add(file, "expected `identifier->text`, as on the other lines, found no arrow", line=number)
-        uids.append(uid.strip())
+        uids.append(uid.strip() if arrow else f"line {number}")
         texts.append(text.strip())
     _check_unique(file, uids, defects)
     return Texts(uids, texts)
 
 
+def _fields(settings: config.Data) -> tuple[str, ...]:
+    """Fields of a JSON object that make a text."""
+    of_titles = "Titles" in Path(settings.path).absolute().name
+    title_only = settings.text == "title" or (settings.text == "auto" and of_titles)
+    return ("title",) if title_only else ("title", "content")
+
+
+def _say_fields(folder: Path, settings: config.Data) -> None:
+    """What is read of JSON objects where the folder's name decided it: a renamed folder is another task."""
+    found = [_find(folder, names) for names in _TEXTS.values()]
+    if settings.text != "auto" or not any(file is not None and ".json" in file.suffixes for file in found):
+        return
+    holds = "" if len(_fields(settings)) == 1 else "no "
+    said = f"texts are {' and '.join(_fields(settings))} (data.text=auto: {holds}'Titles' in the folder's name)"
+    print(f"{settings.path}: {said}", file=sys.stderr, flush=True)
+
+
 def _read_json(file: Path, kind: str, settings: config.Data, defects: Defects) -> _Rows:
-    folder = Path(settings.path).absolute().name
-    title_only = settings.text == "title" or (settings.text == "auto" and "Titles" in folder)
-    fields = ("title",) if title_only else ("title", "content")
+    fields = _fields(settings)
     uids: list[str] = []
     texts: list[str] = []
     titles: list[str] = []
     counts, flat = array("q"), array("q")
     for number, line in decoded_lines(file, settings.encoding, defects):
         item = _parse_json(file, line, number, defects)
-        uids.append(str(item.get("uid", f"{kind}:{number - 1}")))
+        uid = item.get("uid")
+        uids.append(f"{kind}:{number - 1}" if uid is None else str(uid))
         titles.append(str(item.get("title") or "").strip())
         texts.append(" ".join(part for name in fields if (part := str(item.get(name) or "").strip())))
         if kind != "label":
@@ -207,6 +226,9 @@ def _parse_json(file: Path, line: str, number: int, defects: Defects) -> dict[st
 
 def _targets(file: Path, item: dict[str, Any], number: int, defects: Defects) -> list[int]:
     """Label indices of a document whose `target_rel` is not zero, sorted."""
+    if "target_rel" in item and "target_ind" not in item:
+        defects.add(file, f"no `target_ind` beside `target_rel`; there are {', '.join(item)}", line=number)
+        return []
     found = item.get("target_ind", [])
     weights = item.get("target_rel") or [1.0] * len(found if isinstance(found, list) else [])
     whole = isinstance(found, list) and all(type(label) is int and abs(label) < 2**63 for label in found)
@@ -217,6 +239,8 @@ def _targets(file: Path, item: dict[str, Any], number: int, defects: Defects) ->
         return []
     if len(set(found)) != len(found):
         defects.add(file, "a label twice in a row", line=number, field="target_ind")
+    for weight in (weight for weight in weights if not (math.isfinite(weight) and weight >= 0)):
+        defects.add(file, f"{EXPECTED}, found {weight:g}", LEAVE_OUT, line=number, field="target_rel")
     return sorted({label for label, weight in zip(found, weights, strict=True) if weight})
 
 
