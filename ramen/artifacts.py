@@ -196,20 +196,28 @@ def flush(folder: Path) -> None:
             os.close(handle)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically: a temporary file beside it, fsync, rename."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write, renamed to it when all is written and on the disk; removed if anything fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    beside = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
+        yield beside
+        with beside.open("rb") as stream:
             os.fsync(stream.fileno())
         os.chmod(beside, 0o644)
         os.replace(beside, path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically: a temporary file beside it, fsync, rename."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8", newline="")
 
 
 def write_json(path: Path, value: Any) -> None:

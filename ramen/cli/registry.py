@@ -94,10 +94,11 @@ def promote(version: str, resolve: Callable[..., Config], model: str, alias: str
 
     settings = None if force else resolve().index
     try:
-        before = move(model, alias, version, settings)
+        now, before = move(model, alias, version, settings)
     except GateRefused as error:
         raise GateRefused(f"{error}; {alias} stays (--force moves it)") from None
-    click.echo(f"{model}: {alias} is version {version}" + (f", was {before}" if before else ""))
+    said = " already" if before == now else f", was {before}" if before else ""
+    click.echo(f"{model}: {alias} is version {now}{said}")
 
 
 @click.command(short_help="Point the alias back to the version before.")

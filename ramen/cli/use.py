@@ -10,8 +10,18 @@ import click
 from ramen.cli.base import PATH
 
 
-@click.command(short_help="Ask the published index.")
-@click.argument("text")
+@click.command(short_help="Ask the published index, one query or a file of them.")
+@click.argument("text", required=False)
+@click.option(
+    "--input",
+    "source",
+    type=PATH,
+    metavar="FILE",
+    help="Queries: a text per line, or uid and text in .jsonl or .parquet.",
+)
+@click.option(
+    "--output", type=PATH, metavar="FILE", help="Where their answers go: .parquet of query, rank, label, score."
+)
 @click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="Labels to answer with.")
 @click.option(
     "--version",
@@ -22,17 +32,26 @@ from ramen.cli.base import PATH
 )
 @click.option("--model", default="ramen", show_default=True, metavar="NAME", help="Registered model.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of {uid, text, score}.")
-def query(text: str, k: int, version: str, model: str, as_json: bool) -> None:
-    """Print the best labels of a text, with their cosine.
+def query(
+    text: str | None, source: Path | None, output: Path | None, k: int, version: str, model: str, as_json: bool
+) -> None:
+    """Print the best labels of a text, with their cosine; or write those of a file of queries.
 
     \b
     Examples:
       ramen query "command line mail client" -k 5
+      ramen query --input queries.txt --output answers.parquet -k 100
       ramen query "command line mail client" --version 3 --json
     """
     from ramen.index import query as asking
 
-    if not text.strip():
+    if (source is None) != (output is None) or (source is None) == (text is None):
+        raise click.UsageError("give a TEXT, or --input and --output")
+    if source is not None and output is not None:
+        count = asking.answer_file(source, output, k=k, model=model, version=version)
+        click.echo(f"{output}: {count:,} queries answered")
+        return
+    if text is None or not text.strip():
         raise click.BadParameter("a query has at least one word", param_hint="TEXT")
     hits = asking.answer(text, k=k, model=model, version=version)
     click.echo(asking.as_json(hits) if as_json else asking.as_table(hits))

@@ -32,6 +32,9 @@ NOBODY = "none"
 ROUNDS = 20
 """Times a publisher looks again before it leaves the alias to the others."""
 
+ROUNDING = 1e-6
+"""Points by which a metric may be lower without being worse: sums in another order differ by less."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -105,7 +108,7 @@ def gate(
             continue
         new, old = _number(candidate, metric), _number(holder, metric)
         decision.compared[metric] = (new, old, tolerance)
-        if not new >= old - tolerance:
+        if not new >= old - tolerance - ROUNDING:
             reasons.append(
                 f"{metric} {new:.2f} is worse than the {old:.2f} of version {against}"
                 + (f" by more than {tolerance:g}" if tolerance else "")
@@ -190,7 +193,7 @@ def _best(client: Any, name: str, version: int, settings: Settings) -> int:
     return max(rivals, key=lambda number: (_number(rivals[number], metric) if metric in own else 0.0, number))
 
 
-def promote(name: str, alias: str, version: str, settings: Settings | None = None) -> int | None:
+def promote(name: str, alias: str, version: str, settings: Settings | None = None) -> tuple[int, int | None]:
     """Point an alias to a registered version, forward or back; warns if the gate had nothing to compare it with.
 
     Args:
@@ -199,7 +202,7 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
         settings: None = move without the gate, else the gate must let it.
 
     Returns:
-        The version the alias pointed to before, None if it is new.
+        The version the alias points to, and the one it pointed to before, None if it is new.
 
     Raises:
         GateRefused: the gate says no; the decision is on the version.
@@ -213,7 +216,7 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
             raise RamenError(f"{name} version {number} never answered its smoke query; publish it again")
         before = _holder(client, name, alias)
         if before == number:
-            return before
+            return number, before
         if settings is not None:
             decision = gate(tags, None if before is None else _measured(client, name, before), settings, before)
             _tag(client, name, number, decision.tags(alias))
@@ -224,7 +227,7 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
         _withdraw(client, name, alias, before)
         _take_up(client, name, alias, number)
         _move(client, name, alias, number, before)
-    return before
+    return number, before
 
 
 def rollback(name: str, alias: str) -> tuple[int, int]:

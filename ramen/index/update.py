@@ -27,6 +27,7 @@ from ramen.index.promotion import UPDATED_TAG
 from ramen.index.publishing import Published, publish
 from ramen.index.registry import connect, load_version, resolve_version, version_folders
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
+from ramen.index.texts import text_lines, text_rows
 from ramen.tracking import open_tracker, tracking_is_off
 
 RECALL_SAMPLE = 2000
@@ -59,56 +60,16 @@ def read_changes(add: Path | None, remove: Path | None) -> Changes:
         DataError: a line is broken, a uid comes twice, or is both added and removed.
     """
     added: dict[str, str] = {}
-    for where, uid, text in _rows(add) if add else ():
+    for where, uid, text in text_rows(add, "label") if add else ():
         if uid in added:
             raise DataError(Problem(str(add), f"label {uid!r} comes twice", "give every label once", line=where))
         added[uid] = text
     removed: set[str] = set()
     if remove:
-        removed = {line.strip() for line in _lines(remove) if line.strip()}
+        removed = {line.strip() for line in text_lines(remove) if line.strip()}
     if both := sorted(removed & set(added)):
         raise DataError(Problem(str(remove), f"label {both[0]!r} is also in {add}", "a label is added or removed"))
     return Changes(added, frozenset(removed))
-
-
-def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-        return
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            uid, text = row["uid"], row["text"]
-            if not (isinstance(uid, str) and isinstance(text, str) and uid and text.strip()):
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise DataError(
-                Problem(str(path), "not a label", 'a line is {"uid": "...", "text": "..."}, neither empty', line=number)
-            ) from None
-        yield number, uid, text
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    import pyarrow
-
-    try:
-        uids, texts = read_texts(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        why = str(error).splitlines()[0]
-        raise DataError(Problem(str(path), f"cannot be read ({why})", "give columns uid and text")) from None
-    for number, (uid, text) in enumerate(zip(uids, texts, strict=True), 1):
-        if not (isinstance(uid, str) and isinstance(text, str) and uid and text.strip()):
-            raise DataError(Problem(str(path), "not a label", "uid and text are texts, neither empty", line=number))
-        yield number, uid, text
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(Problem(str(path), f"cannot be read ({error})", "give a UTF-8 text file")) from None
 
 
 def publish_update(version: str, changes: Changes, settings: Settings) -> Published:

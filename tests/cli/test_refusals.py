@@ -58,6 +58,11 @@ def invoke(*arguments: str) -> Result:
         ("build-graph", "error: artifacts/dataset: no manifest.json: not a finished dataset", 4),
         ("evaluate --model m", "error: artifacts/dataset: no manifest.json", 4),
         ("query x -k 0", "Invalid value for '-k'", 2),
+        ("query", "give a TEXT, or --input and --output", 2),
+        ("query x --input a --output b.parquet", "give a TEXT, or --input and --output", 2),
+        ("query --input a", "give a TEXT, or --input and --output", 2),
+        ("query --input a --output b.csv", "error: b.csv: answers are written as Parquet; give a name that ends in", 1),
+        ("query --input none.txt --output b.parquet", "error: none.txt: cannot be read ([Errno 2]", 3),
     ],
 )
 def test_refusal(arguments: str, line: str, code: int) -> None:

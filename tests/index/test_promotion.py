@@ -101,7 +101,7 @@ def test_rollback_walks_back_through_the_holders_and_says_when_there_is_none(cli
     with pytest.raises(RamenError, match="nothing held alias 'champion' of 'ramen' before version 1"):
         rollback("ramen", "champion")
     assert resolve_version("ramen", "champion") == 1
-    assert promote("ramen", "champion", "3") == 1
+    assert promote("ramen", "champion", "3") == (3, 1)
     assert rollback("ramen", "champion") == (3, 1)
 
 
@@ -129,9 +129,9 @@ def test_promotion_by_hand_asks_the_gate_and_records_it(client: Any) -> None:
     with pytest.raises(GateRefused, match="29.00 is worse"):
         promote("ramen", "champion", str(worse), GATE)
     assert _tags(client, worse)["gate"] == "refused" and resolve_version("ramen", "champion") == 1
-    assert promote("ramen", "champion", str(worse)) == 1
+    assert promote("ramen", "champion", str(worse)) == (worse, 1)
     assert resolve_version("ramen", "champion") == worse
-    assert promote("ramen", "champion", str(worse), GATE) == worse, "it already holds it"
+    assert promote("ramen", "champion", str(worse), GATE) == (worse, worse), "it already holds it"
 
 
 @pytest.mark.parametrize("better_is_slow", [True, False])

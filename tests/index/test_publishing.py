@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from ramen.artifacts import Artifact, drafts, open_artifact
+from ramen.artifacts import Artifact, drafts, open_artifact, write_texts
 from ramen.config import Encoder, Index
 from ramen.data.dataset import Problem
 from ramen.encoder.labels import encode_labels, fused_labels
 from ramen.encoder.loading import load_encoder
-from ramen.errors import ArtifactError, GateRefused, RamenError
+from ramen.errors import ArtifactError, DataError, GateRefused, RamenError
 from ramen.index import publishing
 from ramen.index.promotion import gate, promote
 from ramen.index.publishing import requirements
-from ramen.index.query import answer
+from ramen.index.query import answer, answer_file
 from ramen.index.registry import load_version, resolve_version
 from ramen.index.retriever import INDEX_FILE, Retriever
 from ramen.index.stage import publish_index
@@ -177,9 +178,9 @@ def test_worse_version_is_registered_but_the_alias_stays_until_it_is_moved_by_ha
 
     with pytest.raises(GateRefused, match="psp_at_5 29.00 is worse"):
         promote("ramen", "champion", "2", Index())
-    assert promote("ramen", "champion", "2") == 1
+    assert promote("ramen", "champion", "2") == (2, 1)
     assert resolve_version("ramen", "champion") == 2
-    assert promote("ramen", "champion", "1", Index()) == 2
+    assert promote("ramen", "champion", "1", Index()) == (1, 2)
     assert resolve_version("ramen", "champion") == 1
 
 
@@ -210,12 +211,48 @@ def test_worse_version_is_registered_but_the_alias_stays_until_it_is_moved_by_ha
         ({}, {"dataset": "d", "psp_at_5": "99"}, {"gate": {}}, ""),
         ({"ann_recall": "0.89"}, None, {}, "below index.min_recall = 0.9"),
         ({"psp_at_5": "nan"}, {"dataset": "d", "psp_at_5": "1"}, {}, "nan is worse"),
+        ({"psp_at_5": "88.70089546908837"}, {"dataset": "d", "psp_at_5": "88.70089546908838"}, {}, ""),
     ],
 )
 def test_gate(candidate: dict[str, str], champion: dict[str, str] | None, knobs: dict[str, Any], refused: str) -> None:
     tags = {"dataset": "d", "ann_recall": "0.99", "psp_at_5": "30.0"} | candidate
     reason = gate(tags, champion, Index(**knobs)).refused
     assert re.search(refused, reason) and bool(refused) == bool(reason)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+def test_a_file_of_queries_is_answered_as_each_of_them_is(
+    publish: Publish, track: Any, tiny_problem: Problem, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(track)
+    monkeypatch.setattr("ramen.index.query.BLOCK", 2)
+    texts, file, out = tiny_problem.test.texts[:5], tmp_path / f"queries{suffix}", tmp_path / "new" / "answers.parquet"
+    uids = [str(i) for i in (1, 2, 4, 5, 6)] if suffix == ".txt" else [f"q{i}" for i in range(5)]
+    if suffix == ".txt":  # a line that is empty is no query
+        file.write_text("\n".join([*texts[:2], "", *texts[2:]]) + "\n")
+    elif suffix == ".jsonl":
+        file.write_text("".join(json.dumps({"uid": u, "text": t}) + "\n" for u, t in zip(uids, texts, strict=True)))
+    else:
+        write_texts(file, uids, texts)
+    assert answer_file(file, out, k=3) == 5
+    found = pd.read_parquet(out)
+    assert list(found.columns) == ["query", "rank", "label", "score"] and not [*out.parent.glob(".*")]
+    for uid, text in zip(uids, texts, strict=True):
+        rows, hits = found[found["query"] == uid], answer(text, k=3)
+        assert rows["label"].tolist() == [hit.uid for hit in hits] and rows["rank"].tolist() == [1, 2, 3]
+        assert rows["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-6)
+
+
+def test_a_broken_query_writes_nothing(publish: Publish, track: Any, tmp_path: Path) -> None:
+    publish(track)
+    file, out = tmp_path / "queries.jsonl", tmp_path / "answers.parquet"
+    file.write_text('{"uid": "a", "text": "one"}\n{"uid": "b"}\n')
+    with pytest.raises(DataError, match=r"queries\.jsonl:2: not a query; a line is"):
+        answer_file(file, out)
+    file.write_text("\n")
+    with pytest.raises(DataError, match="expected queries, found none"):
+        answer_file(file, out)
+    assert not out.exists()
 
 
 def test_recall_below_the_gate_keeps_the_alias_away(publish: Publish, track: Any) -> None:
