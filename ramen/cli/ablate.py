@@ -69,6 +69,9 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
 
     numbers = _numbers(seeds)
     settings = resolve()
+    known = read_study(study)  # before anything is fetched
+    if not known.per_set:
+        _chosen(known, rows)
     show_progress()
     sources.fetch_if_missing(settings.data)
     cache = out / "cache"

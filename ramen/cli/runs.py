@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -180,7 +181,7 @@ def select(found: Sequence[PipelineRun], wanted: Sequence[str]) -> list[Pipeline
 
 def _data(run: PipelineRun) -> str:
     """The name of the raw data, and of how many documents of it: figures of other data are not to be compared."""
-    name = Path(run.params.get("data.path", "")).name.split(".")[0]
+    name = re.sub(r"(\.jsonl?)?(\.gz|\.xz)?$", "", Path(run.params.get("data.path", "")).name)
     most = run.params.get("data.max_documents", "0")
     return name if most == "0" else f"{name} {int(most):,}"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ramen.artifacts import write_text
+from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress
 from ramen.processes import rank
 from ramen.stages import Stage, default_path, run_stage
@@ -55,8 +56,13 @@ def stage_command(stage: Stage) -> click.Command:
         if rank() > 0:  # one of several processes: rank 0 reports
             return
         write_metrics(metrics, result)
-        for key, value in sorted(result.items()):
-            click.echo(f"{key} {value:.6g}")
+        if stage.name == "evaluate":  # a hundred figures; the file has them all
+            rows = tables.comparison(None, result)
+            tables.show(rows, ["slice", "run", *tables.COLUMNS], text_columns=2, ends=len(rows))
+        else:
+            for key, value in sorted(result.items()):
+                click.echo(f"{key} {value:.6g}")
+        click.echo(f"metrics: {metrics}")
         for name, place in outputs.items():
             click.echo(f"{name}: {place}")
 

@@ -32,11 +32,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """A list of rows to be run over the same seeds."""
+    """A list of rows to be run over the same seeds; `per_set`: some stand for an anchor set each."""
 
     name: str
     title: str
     rows: tuple[Row, ...]
+    per_set: bool = False
 
 
 def studies() -> list[str]:
@@ -44,12 +45,12 @@ def studies() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def read_study(name: str, anchor_sets: Sequence[str]) -> Study:
+def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
     """A shipped study, or a YAML file of the same form.
 
     Args:
         name: of a study, or a path.
-        anchor_sets: of the data, for rows that stand for each of them.
+        anchor_sets: of the data, for rows that stand for each of them; none = not known yet, such rows are left out.
 
     Raises:
         ConfigError: there is no such study, or it is not of that form.
@@ -72,9 +73,11 @@ def read_study(name: str, anchor_sets: Sequence[str]) -> Study:
     names = [row.name for row in rows]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{path}: two rows are called {twice[0]!r}; names of rows must differ")
-    if lost := {row.against for row in rows if row.against} - set(names):
+    per_set = bool(tree.get("rows_per_anchor_set"))
+    lost = {row.against for row in rows if row.against} - set(names)
+    if lost and (anchor_sets or not per_set):
         raise ConfigError(f"{path}: `against: {sorted(lost)[0]}` names no row; there are {', '.join(names)}")
-    return Study(path.stem, title, tuple(rows))
+    return Study(path.stem, title, tuple(rows), per_set)
 
 
 def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:

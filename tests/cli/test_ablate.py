@@ -187,6 +187,9 @@ def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, her
         (here / "bad.yaml").write_text(f"title: x\nrows: {rows}\n")
         with pytest.raises(ConfigError, match=says):
             read_study("bad.yaml", [])
+    for words in (["--study", "desing"], ["--study", "bases", "--rows", "nine"]):  # before the data are looked for
+        done = CliRunner().invoke(cli, ["ablate", *words, "--set=data.path=nowhere", "--set=data.source=xc"])
+        assert done.exit_code == 2 and "there are" in done.output and "nowhere" not in done.output
     (here / "bad.yaml").write_text("title: x\nrows: [{name: a, set: [objective.graps=false]}]\n")
     sets = [f"--set={key}={value}" for key, value in {**KNOBS, "data.path": tiny_source}.items()]
     done = CliRunner().invoke(cli, ["ablate", *sets, "--study", "bad.yaml"])
