@@ -9,13 +9,16 @@ This is the only module that makes or opens an artifact; nothing here loads a pi
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from typing import Any
 from ramen.errors import ArtifactError
 
 FORMAT = 1
+FRESH = 120.0
+"""Seconds for which a draft is left alone, though nobody seems to hold it: someone may be about to."""
 MANIFEST = "manifest.json"
 ROWS = 1 << 17
 """Texts that are written at a time."""
@@ -129,12 +134,16 @@ def drafts(
         work, task: the stage's work directory and what was asked for, handed to each draft.
     """
     made: dict[str, Draft] = {}
+    held: list[int] = []
     try:
         for name, place in outputs.items():
             parent = Path(place).absolute().parent
             parent.mkdir(parents=True, exist_ok=True)
+            _sweep(parent, Path(place).name)
             beside = tempfile.mkdtemp(prefix=f".{Path(place).name}.", suffix=".tmp", dir=parent)
             os.chmod(beside, 0o755)
+            held.append(os.open(beside, os.O_RDONLY))
+            _lock(held[-1])
             made[name] = Draft(Path(beside), work, task or {})
         yield made
         for name, draft in made.items():
@@ -144,6 +153,31 @@ def drafts(
     finally:
         for draft in made.values():
             shutil.rmtree(draft.path, ignore_errors=True)
+        for handle in held:
+            os.close(handle)
+
+
+def _sweep(parent: Path, name: str) -> None:
+    """Remove drafts of an output that killed processes left: those that are minutes old and that nobody holds."""
+    for left in parent.glob(f".{glob.escape(name)}.*.tmp"):
+        with suppress(OSError):  # gone meanwhile
+            if time.time() - left.stat().st_mtime < FRESH:
+                continue
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                if _lock(handle):
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Whether a folder is now this process's; False too where the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _write_manifest(draft: Draft, name: str, sections: Mapping[str, Any], inputs: Mapping[str, Artifact]) -> None:

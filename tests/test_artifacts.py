@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +116,18 @@ def test_matrices_are_canonical(tmp_path: Path) -> None:
     assert matrix.indices.tolist() == [0, 2] and matrix.data.tolist() == [2.0, 4.0]
     assert matrix.indptr.tolist() == [0, 0, 2, 2]
     assert messy.nnz == 4, "the caller's matrix must not change"
+
+
+def test_what_a_killed_process_left_beside_an_output_goes_with_the_next_run(tmp_path: Path) -> None:
+    place = {"dataset": tmp_path / "dataset"}
+    dead, fresh, other = (tmp_path / name for name in (".dataset.a.tmp", ".dataset.b.tmp", ".graph.c.tmp"))
+    for folder in (dead, fresh, other):
+        (folder / "texts").mkdir(parents=True)
+    for folder in (dead, other):
+        os.utime(folder, (0, 0))
+    with drafts(place, sections={}, inputs={}, work=tmp_path) as made:
+        os.utime(made["dataset"].path, (0, 0))
+        with drafts(place, sections={}, inputs={}, work=tmp_path):  # another run, while this one is at work
+            pass
+        assert made["dataset"].path.is_dir()
+    assert not dead.exists() and fresh.exists() and other.exists()

@@ -96,12 +96,16 @@ def _run_arm(arm: str, settings: Config, out: Path) -> dict[str, Path]:
 
 def _close(made: Mapping[str, Path], base: Mapping[str, Path] | None, settings: Config) -> None:
     """Print the closing table, and where to go from here."""
+    from ramen.index.registry import tracking_uri
+
     _table(_metrics(made["evaluation"]), None if base is None else _metrics(base["evaluation"]))
     click.echo(f"report:     {made['evaluation'] / 'report.html'}")
     click.echo(f"published:  {_published(made['retriever'])}")
     if settings.index.model:
         click.echo(f"ask it:     {_example(made['dataset'], settings)}")
-    click.echo("compare:    ramen compare, or `make ui` for the MLflow UI")
+    uri = tracking_uri()
+    ui = f": mlflow ui --backend-store-uri {uri}" if uri.startswith("sqlite:") else ""
+    click.echo(f"compare:    ramen compare, or the MLflow UI{ui}")
 
 
 def _table(ours: Mapping[str, float], base: Mapping[str, float] | None) -> None:

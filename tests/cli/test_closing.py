@@ -10,6 +10,7 @@ import pytest
 from ramen.artifacts import write_texts
 from ramen.cli import runs, tables
 from ramen.config import resolve
+from ramen.index.registry import tracking_uri
 
 OURS = {"p_at_1": 40.0, "psp_at_5": 30.5, "head/p_at_1": 10.0, "torso/p_at_1": 12.0, "tail/p_at_1": 18.0}
 BASE = {"p_at_1": 38.25, "psp_at_5": 31.0, "head/p_at_1": 10.0, "torso/p_at_1": 13.0, "tail/p_at_1": 15.25}
@@ -50,7 +51,7 @@ def test_the_closing_lines_name_report_version_and_query(tmp_path: Path, capsys:
     assert f"{tmp_path}/a/evaluation/report.html" in text
     assert "ramen version 4, alias champion" in text
     assert """ramen query 'mutt'"'"'s mail' -k 5\n""" in text
-    assert "make ui" in text and "+1.75" in text and "R@100" in text
+    assert f"mlflow ui --backend-store-uri {tracking_uri()}" in text and "+1.75" in text and "R@100" in text
 
 
 @pytest.mark.parametrize(
