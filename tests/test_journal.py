@@ -115,7 +115,9 @@ def test_run_survives_an_outage_and_nothing_is_missing_afterwards(
     assert run.info.status == "FINISHED" and run.data.tags["ramen.gate"] == "passed"
     assert run.data.params == {"training.lr": "0.0001", "training.epochs": "3"}
     assert [(m.step, m.value) for m in client.get_metric_history(track.run_id, "loss")] == [(1, 1.0), (2, 0.5)]
-    assert Path(client.download_artifacts(track.run_id, "report/report.html")).read_text() == "the report"
+    assert (
+        Path(client.download_artifacts(track.run_id, "report/report.html", str(tmp_path))).read_text() == "the report"
+    )
     runs = {run.info.run_name: run for run in client.search_runs([run.info.experiment_id])}
     assert runs["round-1"].data.tags["mlflow.parentRunId"] == track.run_id
     assert runs["inner"].data.tags["mlflow.parentRunId"] == runs["round-1"].info.run_id

@@ -46,7 +46,7 @@ def test_a_stage_alone_is_a_run_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_stages_of_ramen_run_are_children_of_its_run() -> None:
+def test_stages_of_ramen_run_are_children_of_its_run(tmp_path: Path) -> None:
     with start_pipeline_run("ramen", "data: {}\n", {"ramen.arm": "ramen"}) as parent:
         assert os.environ["RAMEN_PARENT_RUN"] == parent
         with open_tracker("evaluate") as track:
@@ -60,7 +60,7 @@ def test_stages_of_ramen_run_are_children_of_its_run() -> None:
     assert nested.data.tags["ramen.round"] == "1" and nested.info.status == "FINISHED"
     assert whole.data.metrics == {"p_at_1": 40.0} == stage.data.metrics, "pipelines compare row by row"
     assert whole.data.params == {"scoring.quantiles": "5"} and whole.data.tags["ramen.arm"] == "ramen"
-    assert Path(client().download_artifacts(parent, "config.yaml")).read_text() == "data: {}\n"
+    assert Path(client().download_artifacts(parent, "config.yaml", str(tmp_path))).read_text() == "data: {}\n"
 
 
 @pytest.mark.usefixtures("store")

@@ -12,7 +12,7 @@ import click
 
 from ramen.artifacts import write_text
 from ramen.cli import tables
-from ramen.cli.base import PATH, config_options, show_progress
+from ramen.cli.base import PATH, config_options, show_progress, something_said
 from ramen.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
     from ramen.studies import read_study
     from ramen.tracking import environment_defaults, start_pipeline_run
 
+    something_said()
     numbers = _numbers(seeds)
     settings = resolve()
     known = read_study(study)  # before anything is fetched

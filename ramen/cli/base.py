@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ramen.artifacts import failed_io
-from ramen.errors import RamenError, error_lines
+from ramen.errors import ConfigError, RamenError, error_lines
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -101,6 +101,22 @@ def config_options(function: Function) -> Function:
         return function(resolve=resolve, **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+def something_said() -> None:
+    """Refuse a command for which nobody chose a configuration: the defaults are an hour of all of Debian.
+
+    Raises:
+        ConfigError: there is no parameter file, and neither `--preset` nor `--params` nor `--set` was given.
+    """
+    from ramen.config import PARAMS_FILE
+
+    given = click.get_current_context().params
+    if not (given["preset"] or given["params"] or given["sets"] or Path(PARAMS_FILE).is_file()):
+        raise ConfigError(
+            f"no {PARAMS_FILE} here, and nothing says what to run: --preset demo (some minutes), --preset debian (an "
+            "hour), or --preset xc --set data.path=DIR for your own data"
+        )
 
 
 def show_progress() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ramen.cli import tables
-from ramen.cli.base import PATH, config_options, show_progress
+from ramen.cli.base import PATH, config_options, show_progress, something_said
 from ramen.errors import RamenError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
     """
     from ramen.data import sources
 
+    something_said()
     settings = resolve()
     show_progress()
     sources.fetch_if_missing(settings.data)

@@ -55,6 +55,8 @@ def invoke(*arguments: str) -> Result:
         ),
         ("ingest --source debian --path none.gz", "error: none.gz: no such file or folder; run `ramen fetch`", 3),
         ("ingest --source abc", "error: data.source = 'abc': input should be 'debian' or 'xc'", 2),
+        ("run", "error: no params.yaml here, and nothing says what to run: --preset demo (some minutes)", 2),
+        ("ablate --study bases", "error: no params.yaml here, and nothing says what to run", 2),
         ("build-graph", "error: artifacts/dataset: no manifest.json: not a finished dataset", 4),
         ("evaluate --model m", "error: artifacts/dataset: no manifest.json", 4),
         ("query x -k 0", "Invalid value for '-k'", 2),
