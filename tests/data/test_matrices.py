@@ -58,7 +58,7 @@ def test_only_empty_rows(tmp_path: Path) -> None:
 
 BROKEN = [
     ("3 4\n0:1\n\n", ":1: header says 3 rows, found 2; an empty row needs its own (empty) line"),
-    ("1 4\n0:1\n1:1\n", ":1: header says 1 rows, found 2"),
+    ("1 4\n0:1\n1:1\n", ":1: header says 1 rows, found 2; an empty line at the end is a row too"),
     ("2 4\n\n1:1 0:1 1:1\n", ":3: column 1 twice; keep each column once"),
     ("1 4\n2:1 0:-2\n", ":2: expected a value of 0 or more, found -2; what is no true pair is left out, or 0"),
     (

@@ -104,7 +104,7 @@ def _read_text(path: Path, defects: Defects) -> sp.csr_matrix:
         values.append(stored)
         read += len(chunk)
     if read != shape[0] and not defects.found:
-        mend = "an empty row needs its own (empty) line" if read < shape[0] else ""
+        mend = "an empty row needs its own (empty) line" if read < shape[0] else "an empty line at the end is a row too"
         defects.add(path, f"header says {shape[0]} rows, found {read}", mend, line=1)
     if defects.found:
         return sp.csr_matrix(shape, dtype=np.float32)
