@@ -114,7 +114,7 @@ STAGES: dict[str, Stage] = {
             reads=("dataset",),
             writes=("graph",),
             sections=("walk",),
-            code=(*_ITEMS, "graph"),
+            code=(*_ITEMS, "base/sampling.py", "graph"),
             impl="ramen.graph.stage:build_graph",
         ),
         Stage(
