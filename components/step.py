@@ -61,7 +61,7 @@ def run_step(
         known = error if isinstance(error, RamenError) else RamenError(failed_io(error))
         if not str(known):
             raise
-        said = [*error_lines(known), EXIT_LINE.format(known.exit_code)]
+        said = [*error_lines(str(known)), EXIT_LINE.format(known.exit_code)]
         print("\n".join(said), file=sys.stderr, flush=True)
         raise SystemExit(known.exit_code) from None
     metrics = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}

@@ -142,9 +142,9 @@ def drafts(
             _sweep(parent, Path(place).name)
             beside = tempfile.mkdtemp(prefix=f".{Path(place).name}.", suffix=".tmp", dir=parent)
             os.chmod(beside, 0o755)
+            made[name] = Draft(Path(beside), work, task or {})
             held.append(os.open(beside, os.O_RDONLY))
             _lock(held[-1])
-            made[name] = Draft(Path(beside), work, task or {})
         yield made
         for name, draft in made.items():
             _write_manifest(draft, name, sections, inputs)

@@ -95,9 +95,9 @@ class Interrupted(RamenError):
     exit_code = 130
 
 
-def error_lines(error: BaseException) -> list[str]:
-    """An error as the lines that are shown of it."""
-    return [ERROR + line for line in str(error).splitlines()]
+def error_lines(message: str) -> list[str]:
+    """The lines that are shown of an error's message."""
+    return [ERROR + line for line in message.splitlines()]
 
 
 def warn(text: object) -> None:

@@ -29,7 +29,7 @@ def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int)
     """
     known = problem.known_texts
     labels_of = np.bincount(problem.label_texts, minlength=known.shape[1])
-    left_out = (known != 0) @ labels_of
+    left_out = (known @ labels_of).astype(np.int64)
     order = problem.documents[np.argsort(-left_out[problem.documents], kind="stable")]  # of a few it may be thousands
     found = np.full((problem.y.shape[0], size), -1, np.int32)
     candidates = problem.labels if len(problem.unseen) else None

@@ -59,7 +59,7 @@ class Problem:
 
     @cached_property
     def known_texts(self) -> sp.csr_matrix:
-        """CSR N x texts: labels that read so are no negatives of a document.
+        """CSR N x texts, ones: labels that read so are no negatives of a document.
 
         The texts of its true and ignored labels and its own. Labels of the same text cannot be told apart, and one that
         reads as the document would be the nearest wrong one for ever (methods of RAMEN 1.4).
@@ -68,6 +68,7 @@ class Problem:
         known = (self.y + self.ignore) @ _one_hot(self.label_texts, count) + _one_hot(self.document_texts, count)
         known = sp.csr_matrix(known)
         known.sort_indices()
+        known.data[:] = 1
         return known
 
 

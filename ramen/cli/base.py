@@ -27,11 +27,10 @@ class Refusal(click.ClickException):
 
     def __init__(self, error: RamenError) -> None:
         super().__init__(str(error))
-        self.lines = error_lines(error)
         self.exit_code = error.exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
-        for line in self.lines:
+        for line in error_lines(self.message):
             click.echo(line, err=True)
 
 

@@ -111,8 +111,7 @@ def _close(made: Mapping[str, Path], base: Mapping[str, Path] | None, settings: 
 
 def _table(ours: Mapping[str, float], base: Mapping[str, float] | None) -> None:
     click.echo("Test documents, in per cent; head, torso and tail add up to the overall figure.\n")
-    rows = tables.comparison(base, ours)
-    tables.show(rows, ["slice", "run", *tables.COLUMNS], text_columns=2, ends=len(rows) if base is None else 3)
+    tables.show_evaluation(ours, base)
 
 
 def _metrics(evaluation: Path) -> dict[str, float]:

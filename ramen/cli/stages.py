@@ -57,8 +57,7 @@ def stage_command(stage: Stage) -> click.Command:
             return
         write_metrics(metrics, result)
         if stage.name == "evaluate":  # a hundred figures; the file has them all
-            rows = tables.comparison(None, result)
-            tables.show(rows, ["slice", "run", *tables.COLUMNS], text_columns=2, ends=len(rows))
+            tables.show_evaluation(result)
         else:
             for key, value in sorted(result.items()):
                 click.echo(f"{key} {value:.6g}")

@@ -46,6 +46,12 @@ def comparison(base: Mapping[str, float] | None, ours: Mapping[str, float]) -> l
     return rows
 
 
+def show_evaluation(ours: Mapping[str, float], base: Mapping[str, float] | None = None) -> None:
+    """Print the figures of a run by slice, beside those of its base where there is one."""
+    rows = comparison(base, ours)
+    show(rows, ["slice", "run", *COLUMNS], text_columns=2, ends=len(rows) if base is None else 3)
+
+
 def _numbers(values: Iterable[float | None], *, sign: bool = False) -> list[str]:
     form = "{:+.2f}" if sign else "{:.2f}"
     return ["" if figure is None else form.format(figure) for figure in values]

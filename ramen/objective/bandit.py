@@ -120,8 +120,8 @@ class Bandit:
         if settings.estimator == "paper":
             # the floor or the cap may have cut z short
             return 0.0 if settings.safeguards and abs(z) < SMALLEST * settings.sigma else feedback / z
-        estimate = feedback * z / self.settings.sigma**2
-        return max(-1.0, min(1.0, estimate)) if self.settings.estimator == "reward" else estimate
+        estimate = feedback * z / settings.sigma**2
+        return max(-1.0, min(1.0, estimate)) if settings.estimator == "reward" else estimate
 
     def _bounded(self, weight: float) -> float:
         if not self.settings.safeguards:

@@ -46,7 +46,7 @@ from ramen.training.loop import ACCURACY, TASK, Trainer, Validation, linear_sche
 from ramen.training.negatives import GraphNegatives
 from ramen.training.progress import Progress
 
-SIDE_NAMES = {"train": "document", "labels": "label"}
+SIDE_NAMES: dict[str, Literal["document", "label"]] = {"train": "document", "labels": "label"}
 """Graph side on disk -> side in a regulariser's name."""
 
 HISTORY_FILE = "history.json"
@@ -287,8 +287,7 @@ class Session:
         Not those whose weight is above 0 just now: the bandit's perturbations may take it there and back.
         """
         weight = self.objective.weight
-        return {name: {"train": weight(name, "document") > 0, "labels": weight(name, "label") > 0}
-                for name in self.graphs}  # fmt: skip
+        return {name: {side: weight(name, label) > 0 for side, label in SIDE_NAMES.items()} for name in self.graphs}
 
     def use_graphs(self, pruned: Mapping[str, Mapping[str, Graph]]) -> None:
         """Sample positives from `pruned`; masks stay with the unpruned graphs."""

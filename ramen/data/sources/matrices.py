@@ -18,8 +18,6 @@ _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _ROW = re.compile(rb"[ \t]*(?:\d+:%b(?:[ \t]+\d+:%b)*)?[ \t]*" % (_NUMBER, _NUMBER))
 _HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")
 _PAIR = re.compile(rb"\s*(\d+)[\s,]+(\d+)\s*")
-EXPECTED = "expected a value of 0 or more"
-LEAVE_OUT = "what is no true pair is left out, or 0"
 MOST = 2**31 - 1
 """Rows and columns at most: indices are int32."""
 _CHUNK = 65_536
@@ -80,7 +78,7 @@ def _read_npz(path: Path, defects: Defects) -> sp.csr_matrix:
     for edge in islice(np.flatnonzero(repeated), 3):
         defects.add(path, f"column {matrix.indices[edge]} twice in a row", line=int(rows[edge]) + 1)
     for edge in islice(np.flatnonzero(~countable(matrix.data)), 3):
-        defects.add(path, f"{EXPECTED}, found {matrix.data[edge]:g}", LEAVE_OUT, line=int(rows[edge]) + 1)
+        add_uncountable(path, matrix.data[edge], defects, line=int(rows[edge]) + 1)
     return binary(matrix)
 
 
@@ -135,14 +133,20 @@ def _parse(
     for entry in islice(order[1:][twice], 20):
         defects.add(path, f"column {found[entry]} twice", "keep each column once", line=first + int(row[entry]))
     for entry in islice(np.flatnonzero(~countable(numbers[1::2])), 20):
-        value = numbers[2 * entry + 1]
-        defects.add(path, f"{EXPECTED}, found {value:g}", LEAVE_OUT, line=first + int(row[entry]))
+        add_uncountable(path, numbers[2 * entry + 1], defects, line=first + int(row[entry]))
     return counts, found.astype(np.int32), numbers[1::2].astype(np.float32)
 
 
-def countable(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Which values say how much of a label a document has: finite, and not below 0 (a NaN would count as one)."""
-    return np.asarray(np.isfinite(values) & (values >= 0))
+def countable(values: Any) -> Any:
+    """Whether a value, or each of an array, can say that a pair is true: finite, not below 0 (NaN would count as 1)."""
+    return (values >= 0) & (values < np.inf)
+
+
+def add_uncountable(path: Path, value: float, defects: Defects, *, line: int, field: str | None = None) -> None:
+    """Record a value that is not `countable`."""
+    found = str(value).removesuffix(".0")
+    mend = "what is no true pair is left out, or 0"
+    defects.add(path, f"expected a value of 0 or more, found {found}", mend, line=line, field=field)
 
 
 def _culprit(line: bytes) -> str:

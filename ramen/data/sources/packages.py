@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from ramen.artifacts import replacing
 from ramen.data.sources.lines import Defects, numbered_lines
 from ramen.errors import DataError
 from ramen.errors import Problem as Defect
@@ -66,18 +67,10 @@ def fetch(path: Path, packages: Path | None = None) -> int:
         found = read_packages(packages)
     else:
         found = _from_machine()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as stream:
-            for package in found:
-                line = json.dumps(asdict(package), ensure_ascii=False, separators=(",", ":"))
-                stream.write(line.encode() + b"\n")
-        os.chmod(beside, 0o644)
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+    with replacing(path) as beside, beside.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as stream:
+        for package in found:
+            line = json.dumps(asdict(package), ensure_ascii=False, separators=(",", ":"))
+            stream.write(line.encode() + b"\n")
     return len(found)
 
 

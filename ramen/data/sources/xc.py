@@ -18,7 +18,6 @@ pooling has a token; the validation counts these and warns. Anchors with an empt
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from array import array
@@ -36,7 +35,7 @@ from ramen import config
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
 from ramen.data.sources import missing
 from ramen.data.sources.lines import Defects, decoded_lines
-from ramen.data.sources.matrices import EXPECTED, LEAVE_OUT, binary, read_matrix, read_pairs
+from ramen.data.sources.matrices import add_uncountable, binary, countable, read_matrix, read_pairs
 from ramen.data.subset import choose, restrict, select_anchors
 from ramen.errors import DataError, warn
 
@@ -239,8 +238,8 @@ def _targets(file: Path, item: dict[str, Any], number: int, defects: Defects) ->
         return []
     if len(set(found)) != len(found):
         defects.add(file, "a label twice in a row", line=number, field="target_ind")
-    for weight in (weight for weight in weights if not (math.isfinite(weight) and weight >= 0)):
-        defects.add(file, f"{EXPECTED}, found {weight:g}", LEAVE_OUT, line=number, field="target_rel")
+    for weight in (weight for weight in weights if not countable(weight)):
+        add_uncountable(file, weight, defects, line=number, field="target_rel")
     return sorted({label for label, weight in zip(found, weights, strict=True) if weight})
 
 
