@@ -255,6 +255,11 @@ def rollback(name: str, alias: str) -> tuple[int, int]:
     return holder, int(before)
 
 
+def was_withdrawn(tags: Mapping[str, str], alias: str) -> bool:
+    """Whether a person took this alias from the version of these tags."""
+    return tags.get(GATE_TAG) == WITHDRAWN and tags.get(ALIAS_TAG, alias) == alias
+
+
 def _withdraw(client: Any, name: str, alias: str, version: int | None) -> None:
     """Note that a person took the alias from a version, so that no publisher hands it back."""
     if version is not None and _tags(client, name, version).get(ALIAS_TAG, alias) == alias:
@@ -263,8 +268,7 @@ def _withdraw(client: Any, name: str, alias: str, version: int | None) -> None:
 
 def _take_up(client: Any, name: str, alias: str, version: int) -> None:
     """A version that a person gives the alias again is no longer withdrawn."""
-    tags = _tags(client, name, version)
-    if tags.get(GATE_TAG) == WITHDRAWN and tags.get(ALIAS_TAG, alias) == alias:
+    if was_withdrawn(_tags(client, name, version), alias):
         client.set_model_version_tag(name, str(version), GATE_TAG, PASSED)
 
 

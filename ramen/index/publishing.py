@@ -9,6 +9,8 @@ Only the model registry is used, and no pickle: the model is code (`ramen/index/
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import shutil
@@ -23,13 +25,16 @@ import ramen
 from ramen.config import Index as Settings
 from ramen.errors import RamenError, reason
 from ramen.index.contest import Ask
-from ramen.index.promotion import FAILED, PASSED, SMOKE_TAG, offer
-from ramen.index.registry import connect, contained, plain_errors
+from ramen.index.promotion import FAILED, PASSED, SMOKE_TAG, offer, was_withdrawn
+from ramen.index.registry import connect, contained, plain_errors, versions
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
 
 PACKAGE = Path(ramen.__file__).parent
 REQUIREMENTS = ("mlflow", "numpy", "pyarrow", "pydantic", "pyyaml", "safetensors", "scipy", "torch", "transformers")
 FAISS_WHEELS = ("faiss-cpu", "faiss-gpu-cu12", "faiss-gpu")
+CONTENTS_TAG = "contents"
+"""`contents` of a version: a publisher that would register the same again offers that version instead."""
+UNCHANGED = "unchanged since it was registered"
 READY_SECONDS = 300
 SMOKE_K = 3
 
@@ -42,7 +47,8 @@ class Published:
         name, version: the registered version.
         alias: the alias that now points to it, None when none moved.
         refused: why the gate kept the alias where it was; empty when it did not.
-        note: how it was compared with a version that was evaluated on another dataset, or why it was not.
+        note: how it was compared with a version that was evaluated on another dataset, or why it was not; or that
+            the version was there already.
     """
 
     name: str
@@ -90,11 +96,63 @@ def publish(
             kept = f"; alias {settings.alias!r} stays" if settings.alias else ""
             raise RamenError(f"{settings.model} version {version} does not answer ({reason(error)}){kept}") from error
         client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, PASSED)
-        if not settings.alias:
-            return Published(settings.model, version, None)
-        decision = offer(settings.model, version, settings, ask)
-        alias = None if decision.reasons else settings.alias
-        return Published(settings.model, version, alias, decision.refused, decision.note)
+        return _offered(version, settings, ask)
+
+
+def contents(made_of: Mapping[str, Any]) -> str:
+    """sha256 (16 hex digits) of what a version is made of.
+
+    Args:
+        made_of: name -> digest or other JSON value. The package's own code and the pinned requirements are added,
+            since a version carries them.
+    """
+    digest = hashlib.sha256(json.dumps([made_of, requirements()], sort_keys=True).encode())
+    for file in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def publish_again(found: str, *, settings: Settings, sample: Sequence[str], ask: Ask | None = None) -> Published | None:
+    """Offer the newest registered version of these contents, if there is one that answers, instead of a copy of it.
+
+    Copies of one model would fill the registry of whoever runs the pipeline every day, and be what a rollback finds.
+
+    Args:
+        found: as `contents` returns.
+        settings, sample, ask: as in `publish`.
+
+    Returns:
+        None when there is none. A version that a person took the alias from does not get it back from here.
+
+    Raises:
+        RamenError: MLflow failed.
+    """
+    with plain_errors(f"looking for {settings.model!r}"):
+        if not connect().search_registered_models(f"name = '{settings.model}'"):
+            return None
+    same = [one for one in versions(settings.model) if one.tags.get(CONTENTS_TAG) == found]
+    for version in (one for one in same if one.tags.get(SMOKE_TAG) == PASSED):
+        try:
+            smoke(f"models:/{settings.model}/{version.number}", sample)
+        except Exception:  # whatever is wrong with it, a new one takes its place
+            continue
+        if settings.alias in version.aliases:
+            return Published(settings.model, version.number, settings.alias, note=UNCHANGED)
+        if was_withdrawn(version.tags, settings.alias):
+            taken = f"it is version {version.number} again, which {settings.alias!r} was taken from by hand; "
+            return Published(settings.model, version.number, None, f"{taken}`ramen promote {version.number}`")
+        with plain_errors(f"offering {settings.model!r} version {version.number}"):
+            return _offered(version.number, settings, ask)
+    return None
+
+
+def _offered(version: int, settings: Settings, ask: Ask | None) -> Published:
+    """A version that answered, after it tried for the alias, if there is one to try for."""
+    if not settings.alias:
+        return Published(settings.model, version, None)
+    decision = offer(settings.model, version, settings, ask)
+    alias = None if decision.reasons else settings.alias
+    return Published(settings.model, version, alias, decision.refused, decision.note)
 
 
 def smoke(uri: str, texts: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from ramen.errors import ConfigError, RamenError, nearest
 from ramen.index.build import ann_recall, build_index, exact_ids, tune
 from ramen.index.contest import Ask, contest_on
 from ramen.index.measuring import evenly, facts_of, folder_bytes, latencies, version_tags
+from ramen.index.publishing import CONTENTS_TAG, contents, publish, publish_again
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
 from ramen.tracking import Tracker
 
@@ -80,7 +81,8 @@ def publish_index(
     if index.model:
         size = folder_bytes(model.path, files) + folder_bytes(retriever.path, (INDEX_FILE, LABELS_FILE))
         tags = version_tags(facts, recall=recall, speed=speed, size=size)
-        tags |= evaluated | {"dataset": dataset.digest, "model": model.digest}
+        made_of = evaluated | {"dataset": dataset.digest, "model": model.digest}
+        tags |= made_of | {CONTENTS_TAG: contents(made_of | {"index": facts})}
         ask = contest_on(dataset.path, evaluation.path)
         receipt["registered"], registered = _register(retriever, model, index, track, tags, queries, ask)
         metrics |= registered
@@ -99,17 +101,10 @@ def _register(
     ask: Ask,
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The receipt's entry and the metrics of a registration."""
-    from ramen.index.publishing import publish
-
     assert track.run_id is not None
-    published = publish(
-        retriever.path,
-        model.path,
-        run_id=track.run_id,
-        settings=index,
-        tags=tags,
-        sample=evenly(queries, SMOKE_SAMPLE),
-        ask=ask,
+    sample = evenly(queries, SMOKE_SAMPLE)
+    published = publish_again(tags[CONTENTS_TAG], settings=index, sample=sample, ask=ask) or publish(
+        retriever.path, model.path, run_id=track.run_id, settings=index, tags=tags, sample=sample, ask=ask
     )
     version = f"{published.name}/{published.version}"
     track.tags({"ramen.model_version": version, "ramen.gate": published.refused or "passed"})

@@ -28,7 +28,8 @@ sys.stdin.readline()
 place = {"retriever": Path(sys.argv[1]) / f"retriever-{os.getpid()}"}
 with open_tracker("publish-index") as track:
     with drafts(place, sections={}, inputs=inputs, work=Path(sys.argv[1]) / "work") as made:
-        publish_index(**inputs, **made, encoder=Encoder(), index=Index(gate={}), track=track)
+        index = Index(gate={}, kind="hnsw", ef_search=int(sys.argv[2]))  # the same again would be no new version
+        publish_index(**inputs, **made, encoder=Encoder(), index=index, track=track)
 print("done", flush=True)
 """
 
@@ -36,22 +37,22 @@ print("done", flush=True)
 def test_alias_always_points_to_a_version_that_answers(artifacts: dict[str, Artifact], store: Path) -> None:
     folder = artifacts["dataset"].path.parent
     rng = random.Random(11)
-    whole = _publish(folder, store, None)
+    whole = _publish(folder, store, 16, None)
     assert resolve_version("ramen", "champion") == 1
-    for _ in range(KILLS):
-        _publish(folder, store, rng.uniform(0.0, whole))
+    for i in range(KILLS):
+        _publish(folder, store, 17 + i, rng.uniform(0.0, whole))
         holder = resolve_version("ramen", "champion")
         assert len(load_version("ramen", "champion").query(["rook"], 5)[0]) == 5
         answered = {one.number for one in versions("ramen") if one.tags.get("smoke") == "passed"}
         assert holder in answered
-    _publish(folder, store, None)
+    _publish(folder, store, 17 + KILLS, None)
     assert resolve_version("ramen", "champion") == max(one.number for one in versions("ramen")), "it goes on as before"
 
 
-def _publish(folder: Path, store: Path, kill_after: float | None) -> float:
-    """Publish in another process, killed after some seconds; returns the seconds it took."""
+def _publish(folder: Path, store: Path, ef_search: int, kill_after: float | None) -> float:
+    """Publish an index of this `ef_search` in another process, perhaps killed; returns the seconds it took."""
     env = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{store}"}
-    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(ef_search)]
     with subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as made:

@@ -20,7 +20,7 @@ from ramen.encoder.labels import encode_labels, fused_labels
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError, GateRefused, RamenError
 from ramen.index import publishing
-from ramen.index.promotion import gate, promote
+from ramen.index.promotion import gate, promote, rollback
 from ramen.index.publishing import requirements
 from ramen.index.query import answer, answer_file
 from ramen.index.registry import load_version, resolve_version
@@ -156,7 +156,7 @@ def test_alias_stays_when_the_new_version_does_not_answer(
 
     monkeypatch.setattr(publishing, "_create_version", damage)
     with pytest.raises(RamenError, match="ramen version 2 does not answer .*damaged.*alias 'champion' stays"):
-        publish(track)
+        publish(track, ef_search=99)
     assert resolve_version("ramen", "champion") == 1
     assert client.get_model_version("ramen", "2").tags["smoke"] == "failed"
     with pytest.raises(ArtifactError, match=r"index\.faiss: differs from retriever\.json"):
@@ -182,6 +182,47 @@ def test_worse_version_is_registered_but_the_alias_stays_until_it_is_moved_by_ha
     assert resolve_version("ramen", "champion") == 2
     assert promote("ramen", "champion", "1", Index()) == (1, 2)
     assert resolve_version("ramen", "champion") == 1
+
+
+def test_unchanged_contents_are_no_new_version(publish: Publish, track: Any, client: Any) -> None:
+    publish(track)
+    before = client.get_model_version("ramen", "1").tags
+    retriever, metrics = publish(track)
+    assert (metrics["version"], metrics["promoted"]) == (1, 1)
+    assert _receipt(retriever)["registered"]["note"] == "unchanged since it was registered"
+    assert client.get_model_version("ramen", "1").tags == before, "a rollback still finds what held the alias before"
+    assert publish(track, alias="")[1]["version"] == 1
+    assert publish(track, alias="canary")[1]["version"] == resolve_version("ramen", "canary") == 1
+    assert publish(track, ef_search=99)[1]["version"] == 2, "another index is another version"
+    assert rollback("ramen", "champion") == (2, 1)
+
+
+def test_unchanged_contents_try_again_for_the_alias_unless_a_person_took_it(
+    publish: Publish, track: Any, artifacts: dict[str, Artifact]
+) -> None:
+    metrics_file = artifacts["evaluation"].path / "metrics.json"
+    better = metrics_file.read_text()
+    publish(track)
+    metrics_file.write_text(json.dumps({"psp_at_5": 29.0}))
+    for knobs, promoted in (({}, 0), ({}, 0), ({"gate": {}}, 1), ({"gate": {}}, 1)):
+        _, metrics = publish(track, **knobs)
+        assert (metrics["version"], metrics["promoted"]) == (2, promoted)
+    rollback("ramen", "champion")
+    retriever, metrics = publish(track, gate={})
+    assert (metrics["version"], metrics["promoted"]) == (2, 0) and resolve_version("ramen", "champion") == 1
+    assert "taken from by hand; `ramen promote 2`" in _receipt(retriever)["registered"]["refused"]
+    promote("ramen", "champion", "2")
+    metrics_file.write_text(better)
+    retriever, metrics = publish(track)
+    assert metrics["promoted"] == 0 and "`ramen promote 1`" in _receipt(retriever)["registered"]["refused"]
+
+
+def test_a_version_whose_files_are_gone_is_published_anew(publish: Publish, track: Any, tmp_path: Path) -> None:
+    publish(track)
+    for file in tmp_path.glob(f"files/**/{INDEX_FILE}"):
+        file.unlink()
+    assert publish(track)[1]["version"] == 2
+    assert resolve_version("ramen", "champion") == 2 and answer("rook", k=1, version="champion")
 
 
 @pytest.mark.parametrize(
