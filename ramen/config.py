@@ -215,8 +215,8 @@ class Bandit(Section):
     )
     safeguards: bool = knob(True, "bound weights and steps; false = no bounds, as printed")
     max_step: float = knob(0.05, "a window moves a weight by at most this", gt=0)
-    lambda_min: float = knob(0.01, "least weight", ge=0)
-    lambda_max: float = knob(2.0, "greatest weight", gt=0)
+    lambda_min: float = knob(0.01, "least weight (gauge fixed_sum rescales after it)", ge=0)
+    lambda_max: float = knob(2.0, "greatest weight (gauge fixed_sum rescales after it)", gt=0)
     gauge: Literal["fixed_task", "fixed_sum", "free"] = knob(
         "fixed_task", "fixed_task: the task's own weight is not tuned; fixed_sum: it is, and the sum stays; free: it is"
     )
@@ -265,8 +265,8 @@ class Training(Section):
     clip_norm: float = knob(1.0, "gradient norm is clipped to this; 0 = off", ge=0)
     validation_fraction: float = knob(
         0.05,
-        "share of training documents held out to choose the label context and the classifiers' share, and to tell when "
-        "pruning has settled; whole groups, if the dataset has them",
+        "share of training documents held out to choose the label context and the classifiers' share, to tell when "
+        "pruning has settled, and for the bandit's heldout_loss; whole groups, if the dataset has them",
         ge=0,
         lt=0.5,
     )
@@ -345,7 +345,7 @@ class Classifier(Section):
     epochs: int = knob(30, "epochs over the documents' frozen vectors", ge=1)
     batch_size: int = knob(2048, "documents per step", "ngame", ge=1)
     lr: float = knob(1e-3, "learning rate", "ngame", gt=0)
-    positives: int = knob(2, "positives per document and step", "R-ICLR T16", ge=1)
+    positives: int = knob(2, "positives per document and step, drawn with repeats", "R-ICLR T16", ge=1)
     negatives: int = knob(12, "negatives per document and step, drawn from its shortlist", "R-ICLR T16", ge=1)
     shortlist: int = knob(100, "nearest labels by the encoder, true ones left out", "ngame", ge=1)
     margin: float = knob(0.2, "margin of its triplet loss", "ngame", ge=0, le=2)
@@ -479,7 +479,8 @@ def resolve(
         preset: name of a shipped preset, or None.
         params: parameter file; None reads params.yaml of the working directory if there is one and no preset is
             named.
-        sets: assignments `section.key=value`; the value is read as YAML.
+        sets: assignments `section.key=value`; the value is read as YAML. `section.key.entry=value` sets one entry of a
+            knob that is a mapping.
 
     Raises:
         ConfigError: unknown preset, section or key (with the nearest valid name), or a value out of range.
@@ -495,7 +496,7 @@ def resolve(
     if params is not None:
         _merge(tree, _read(Path(params)), str(params))
     for assignment in sets:
-        _merge(tree, _assignment(assignment), "--set")
+        _assign(tree, assignment)
     return parse(tree)
 
 
@@ -541,37 +542,37 @@ def _read(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _assignment(text: str) -> dict[str, Any]:
+def _assign(tree: dict[str, Any], text: str) -> None:
+    """Carry out one `section.key=value`; `section.key.entry=value` changes one entry of a knob that is a mapping."""
     path, equals, value = text.partition("=")
-    parts = path.strip().split(".", 1)
-    if not equals or len(parts) != 2 or not all(parts):
+    parts = path.strip().split(".", 2)
+    if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError(f"--set {text}: expected section.key=value, e.g. training.epochs=5")
-    section, key = parts
+    section, key, *entry = parts
+    _check_keys({section: {key: None}}, "--set")
+    field = SECTIONS[section].model_fields[key]
     try:
         parsed = yaml.safe_load(value) if value.strip() else ""
     except yaml.YAMLError:
         parsed = value
-    field = SECTIONS[section].model_fields.get(key) if section in SECTIONS else None
-    if field is not None and field.annotation is str:
+    if field.annotation is str:
         parsed = parsed if isinstance(parsed, str) else value.strip()  # a folder may be named 2024
     elif isinstance(parsed, str):  # YAML 1.1 reads 1e-4 (no dot) as a string
         with contextlib.suppress(ValueError):
             parsed = float(parsed)
-    if "." in key:  # objective.lambdas.depends.label=0.3: one entry of a dict-valued knob
-        head, rest = key.split(".", 1)
-        return {section: {head: {rest: parsed}}}
-    return {section: {key: parsed}}
+    if entry:  # objective.lambdas.depends.label=0.3
+        before = tree.get(section, {}).get(key, field.default)
+        if not isinstance(before, Mapping):
+            raise ConfigError(f"--set {text}: {section}.{key} has no entries; expected {section}.{key}=value")
+        parsed = {**before, entry[0]: parsed}
+    _merge(tree, {section: {key: parsed}}, "--set")
 
 
 def _merge(tree: dict[str, Any], update: Mapping[str, Any], where: str) -> None:
+    """Put values over those that are there; a mapping, too, is replaced as a whole."""
     _check_keys(update, where)
     for section, values in update.items():
-        target = tree.setdefault(section, {})
-        for key, value in (values or {}).items():
-            if isinstance(value, dict) and isinstance(target.get(key), dict):
-                target[key] = {**target[key], **value}
-            else:
-                target[key] = value
+        tree.setdefault(section, {}).update(values or {})
 
 
 def _check_keys(tree: Mapping[str, Any], where: str) -> None:

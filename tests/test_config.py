@@ -83,9 +83,19 @@ def test_entries_of_a_dict_knob_add_up() -> None:
     assert resolve(sets=sets).objective.lambdas == {"depends.label": 0.3, "debtags.document": 0.0}
 
 
+def test_a_whole_value_of_a_dict_knob_replaces_the_one_before(tmp_path: Path) -> None:
+    params = tmp_path / "params.yaml"
+    params.write_text("index: {gate: {psp_at_5: 0.5}}\n")
+    assert resolve(params=params, sets=["index.gate={}"]).index.gate == {}
+    assert resolve(params=params, sets=["index.gate={p_at_1: 0}"]).index.gate == {"p_at_1": 0}
+    assert resolve(params=params, sets=["index.gate.p_at_1=1"]).index.gate == {"psp_at_5": 0.5, "p_at_1": 1}
+    assert resolve(preset="debian", sets=["index.gate.p_at_1=1"]).index.gate == {"psp_at_5": 0, "p_at_1": 1}
+
+
 @pytest.mark.parametrize(
     ("assignment", "line"),
     [
+        ("training.lr.a=1", "--set training.lr.a=1: training.lr has no entries; expected training.lr=value"),
         ("walk.hop=4", "--set: walk.hop: unknown; did you mean hops?"),
         ("trainin.lr=4", "--set: trainin: unknown section; did you mean training?"),
         ("walk.hops=-1", "walk.hops = -1: input should be greater than or equal to 0"),
@@ -170,7 +180,8 @@ def test_a_preset_extends_another_and_overrides_it() -> None:
 
 
 def test_published_figures_are_those_of_the_paper() -> None:
-    from ramen.published import published
+    from ramen.published import FILE, published
+    from ramen.studies import read_study, studies
 
     found = published("LF-WikiSeeAlsoTitles-320K")
     assert found["RAMEN ICLR T1", "RAMEN(ANCE)"]["p_at_1"] == 35.2
@@ -178,6 +189,10 @@ def test_published_figures_are_those_of_the_paper() -> None:
     assert found["OAK", "OAK"]["p_at_1"] == 33.71
     assert published("LF-Wikipedia-500K")["RAMEN ICLR T14", "RAMEN(NGAME)"]["p_at_1"] == 85.9
     assert published("unknown") == {}
+    assert published("LF-WikiSeeAlsoTitles-320K", "T5 design")["RAMEN ICLR", "no pruning"]["p_at_1"] == 31.3
+    known = {row.split(",")[1] for row in FILE.read_text(encoding="utf-8").splitlines()}
+    for name in studies():
+        assert set(read_study(name).published) <= known, name
 
 
 def test_an_encoding_that_python_does_not_know_is_refused() -> None:

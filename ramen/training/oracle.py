@@ -21,7 +21,7 @@ from ramen.artifacts import Artifact, Draft
 from ramen.base.sampling import keyed_rng
 from ramen.config import Sampling
 from ramen.data.dataset import Problem, Texts
-from ramen.errors import ArtifactError, ConfigError
+from ramen.errors import ConfigError
 from ramen.graph.cleaning import anchors_of, remove_pairs
 from ramen.graph.metadata import Graphs, drawing_weights
 from ramen.objective.guidance import Oracle
@@ -42,16 +42,7 @@ def write_oracle(folder: Path, oracle: Oracle) -> None:
 
 
 def read_oracle(folder: Path) -> Oracle:
-    """Open what `write_oracle` wrote; rows come from the disk as steps ask for them.
-
-    Raises:
-        ArtifactError: the warm-up had no oracle.
-    """
-    if missing := [file for file in FILES.values() if not (folder / file).is_file()]:
-        raise ArtifactError(
-            f"{folder / missing[0]}: is missing: this warm-up had no oracle; run it again with "
-            "guidance.enabled=true, or set guidance.enabled=false here too"
-        )
+    """Open what `write_oracle` wrote; rows come from the disk as steps ask for them."""
     return Oracle(**{name: np.load(folder / file, mmap_mode="r") for name, file in FILES.items()})
 
 

@@ -58,10 +58,12 @@ BASE_PREFIX = "base:"
 
 WARMED = {
     "encoder": ("name", "max_length", "pooling"),
+    "base": ("name",),
     "training": ("seed", "validation_fraction", "warmup_epochs"),
+    "guidance": ("enabled", "anchor_sets", "max_length", "epochs"),
 }
-"""What a warm model has settled: its encoder, which documents it has not seen, so that they may judge, and from which
-epoch on rounds are counted."""
+"""What a warm model has settled: its encoder, its base algorithm, which documents it has not seen, so that they may
+judge, from which epoch on rounds are counted, and its oracle."""
 CUT_SHARE = 0.2
 """More texts than this share cut at `encoder.max_length` are worth a warning."""
 EMBED_BLOCK = {"cpu": 4096, "cuda": 1 << 17}
@@ -311,7 +313,6 @@ class Session:
 
     def start_from(self, model: Artifact) -> None:
         """Go on where a finished warm-up ended: optimiser, counters, history."""
-        _same_as_warmed(model, self.settings)
         load_state(model.path, self.trained, self.trainer.optimizer)
         base, offsets = self.trainer.base, read_offsets(model.path)
         with np.load(model.path / BASE_FILE, allow_pickle=False) as file:
@@ -459,7 +460,7 @@ class Session:
             yield
 
 
-def _same_as_warmed(model: Artifact, asked: Settings) -> None:
+def same_as_warmed(model: Artifact, asked: Settings) -> None:
     """Training goes on with what was warmed up; other values would be asked for in vain.
 
     Raises:
@@ -467,6 +468,8 @@ def _same_as_warmed(model: Artifact, asked: Settings) -> None:
     """
     for section, keys in WARMED.items():
         warmed, now = model.manifest["sections"][section], getattr(asked, section)
+        if not (warmed.get("enabled", True) or now.enabled):
+            continue  # neither has what the other knobs are of
         for key in keys:
             if warmed[key] != getattr(now, key):
                 raise ConfigError(

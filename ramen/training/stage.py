@@ -12,7 +12,7 @@ from ramen.training.context import label_context
 from ramen.training.launch import together
 from ramen.training.oracle import read_oracle, train_oracle, write_oracle
 from ramen.training.rounds import Rounds
-from ramen.training.session import Session, Settings
+from ramen.training.session import Session, Settings, same_as_warmed
 
 
 def warmup(
@@ -66,6 +66,7 @@ def prune_retrain(
     inputs = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
     settings = Settings(encoder, objective, bandit, base, training, guidance)
     sections = {**settings.sections(), "pruning": pruning, "classifier": classifier}
+    same_as_warmed(warm_model, settings)
     with together("prune-retrain", inputs, sections, training) as processes:
         oracle = read_oracle(warm_model.path) if guidance.enabled else None
         session = Session(dataset, graph, model, warm_model.path, settings, track, processes, oracle=oracle)

@@ -291,6 +291,8 @@ def test_a_bandit_without_a_whole_window_is_refused(tiny_artifacts: dict[str, Pa
         ("encoder", {"max_length": 64}, "encoder.max_length = 64: .* was warmed up with 16"),
         ("training", {"seed": 5}, "training.seed = 5: .* was warmed up with 0"),
         ("training", {"validation_fraction": 0.2}, "training.validation_fraction = 0.2: .* was warmed up with 0.1"),
+        ("base", {"name": "dexa"}, "base.name = dexa: .* was warmed up with inbatch"),
+        ("guidance", {"enabled": True}, "guidance.enabled = True: .* was warmed up with False"),
         ("training", {"epochs": 1, "warmup_epochs": 1}, "training.warmup_epochs = 1: .* was warmed up with 2"),
     ],
 )
