@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,12 +14,12 @@ import click
 from ramen.artifacts import write_text
 from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress, something_said
-from ramen.errors import ConfigError
+from ramen.errors import ConfigError, warn
 
 if TYPE_CHECKING:
     from ramen.ablation import Outcome, Summary
     from ramen.config import Config
-    from ramen.studies import Study
+    from ramen.studies import Row, Study
 
 KEYS = {
     "P@1": "p_at_1",
@@ -50,11 +51,11 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
     """Train and evaluate every row of a study under every seed, and set them side by side.
 
     Results of stages are kept in DIR/cache by content: what two rows share is computed once, a stopped study goes on
-    where it was, a finished one is read. Writes DIR/STUDY.md, .json and .png; every row and seed is a run of the
-    MLflow experiment "ramen-ablate".
+    where it was, a finished one is read. Writes DIR/STUDY.md (with what the papers report of these data), .json and
+    .png; every row and seed is a run of the MLflow experiment "ramen-ablate".
 
     \b
-    Studies: bases, design, graphs, volume, zero-shot.
+    Studies: bases, design, graphs, mogic, volume, zero-shot.
     Examples:
       ramen ablate --preset demo --study design --seeds 0
       ramen ablate --preset debian --study bases --rows "RAMEN(ance)"
@@ -78,11 +79,9 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
     cache = out / "cache"
     with environment_defaults({"MLFLOW_EXPERIMENT_NAME": EXPERIMENT}):
         found = _chosen(read_study(study, anchor_set_names(prepare(settings, cache))), rows)
-        for row in found.rows:  # before anything trains
-            try:
-                resolve(*row.sets)
-            except ConfigError as error:
-                raise ConfigError(f"study {study}: row {row.name!r}: {error}") from None
+        found, repeats = found.without_repeats(functools.partial(_config, resolve, study))  # before anything trains
+        for name, same in repeats.items():
+            warn(f"{found.name}: row {name!r} is {same!r} under this configuration, and left out")
         outcomes: dict[str, list[Outcome]] = {row.name: [] for row in found.rows}
         for seed in numbers:  # seed by seed: a study that is stopped early still compares all rows
             for row in found.rows:
@@ -97,6 +96,13 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
             _write(found, done, groups, outcomes, numbers[: numbers.index(seed) + 1], out, settings)
     _show(found, done)
     click.echo(f"table: {out / f'{found.name}.md'}   figure: {out / f'{found.name}.png'}")
+
+
+def _config(resolve: Callable[..., Config], study: str, row: Row) -> Config:
+    try:
+        return resolve(*row.sets)
+    except ConfigError as error:
+        raise ConfigError(f"study {study}: row {row.name!r}: {error}") from None
 
 
 def _groups(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, dict[str, str]]:
@@ -150,7 +156,8 @@ def _spread(deviation: float) -> str:
 
 def _gains(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> list[list[str]]:
     """A line per row that is compared with another: the gain, its deviation over seeds, its error over documents."""
-    return [[row.name, row.against, *(_gain(done[row.name], key) for key in keys)] for row in study.rows if row.against]
+    compared = [row for row in study.rows if row.against in done]
+    return [[row.name, row.against, *(_gain(done[row.name], key) for key in keys)] for row in compared]
 
 
 def _has_error(done: Mapping[str, Summary], keys: Iterable[str]) -> bool:
@@ -212,14 +219,16 @@ def _write(
             depths = sorted({k for line in missed.values() for k in line})
             lines = [[name, *(f"{line[k]:+.3f}" if k in line else "" for k in depths)] for name, line in missed.items()]
             _table(text, ["bin", *(f"k={k}" for k in depths)], lines)
-    if papers := published(Path(settings.data.path).name):
-        names = [name for name, key in KEYS.items() if "/" not in key]
-        text.write("\n## Published\n\n")
-        lines = [
-            [source, method, *(f"{values[KEYS[name]]:.2f}" if KEYS[name] in values else "" for name in names)]
-            for (source, method), values in papers.items()
-        ]
-        _table(text, ["source", "method", *names], lines)
+    for table in ("", *study.published):
+        if papers := published(Path(settings.data.path).name, table):
+            metrics = list(dict.fromkeys(metric for values in papers.values() for metric in values))
+            text.write(f"\n## Published{f', {table}' if table else ''}\n\n")
+            header = [metric.upper().replace("_AT_", "@") for metric in metrics]
+            lines = [
+                [source, method, *(f"{values[metric]:.2f}" if metric in values else "" for metric in metrics)]
+                for (source, method), values in papers.items()
+            ]
+            _table(text, ["source", "method", *header], lines)
     write_text(out / f"{study.name}.md", text.getvalue())
     whole = {
         row.name: {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ramen.tracking import PipelineRun
 
 OURS, BASE = "ramen", "base"
-"""The two arms of a run: with graphs, and without. Folders under `--out`, and names of the MLflow runs."""
+"""The two arms of a run: with graphs or an oracle, and without. Folders under `--out`, and names of the MLflow runs."""
 
 
 @click.command(short_help="Run the whole pipeline, beside its base.")
@@ -36,12 +36,12 @@ OURS, BASE = "ramen", "base"
     "with_base",
     default=True,
     show_default=True,
-    help="First train the same pipeline with graphs off, on the same budget, and set it beside.",
+    help="First train the same pipeline with graphs and oracle off, on the same budget, and set it beside.",
 )
 def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
     """Run all stages on Kubeflow's local runner; finished stages come from its cache.
 
-    The artifacts are in DIR/ramen, those of the base (objective.graphs = false, as many epochs) in DIR/base; the
+    The artifacts are in DIR/ramen, those of the base (neither graphs nor an oracle, as many epochs) in DIR/base; the
     base is not registered.
 
     \b
@@ -57,15 +57,16 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
     show_progress()
     sources.fetch_if_missing(settings.data)
     base: Mapping[str, Path] | None = None
-    if with_base and settings.objective.graphs:
+    helped = settings.objective.graphs or settings.guidance.enabled  # by graphs, or by an oracle that read them
+    if with_base and helped:
         base = _run_arm(BASE, base_of(settings), out)
         settings = beside(settings, base["evaluation"])
-    made = _run_arm(OURS if settings.objective.graphs else BASE, settings, out)
+    made = _run_arm(OURS if helped else BASE, settings, out)
     _close(made, base, settings)
 
 
 def base_of(settings: Config) -> Config:
-    """The same configuration with graphs off, also for an oracle to read, unregistered."""
+    """The same configuration with graphs and oracle off, unregistered."""
     return settings.model_copy(
         update={
             "objective": settings.objective.model_copy(update={"graphs": False}),
@@ -90,7 +91,10 @@ def _run_arm(arm: str, settings: Config, out: Path) -> dict[str, Path]:
     from ramen.config import to_yaml
     from ramen.tracking import start_pipeline_run
 
-    click.echo(f"\n{arm}: {'with' if settings.objective.graphs else 'without'} graphs", err=True)
+    told = [
+        name for name, on in (("graphs", settings.objective.graphs), ("an oracle", settings.guidance.enabled)) if on
+    ]
+    click.echo(f"\n{arm}: with {' and '.join(told)}" if told else f"\n{arm}: without graphs", err=True)
     with start_pipeline_run(arm, to_yaml(settings), {"ramen.arm": arm}, settings.sections()):
         return run_local(settings, out, arm=arm)
 

@@ -2,22 +2,25 @@
 
 A study has a `title`, and `rows`: a `name`, assignments `set` over the configuration asked for, and optionally
 `against`, the row it is compared with. `rows_per_anchor_set` is a row for each anchor set of the data, with `{set}` in
-its texts.
+its texts. `published` names tables of presets/published.csv that ask the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ramen.errors import ConfigError, nearest
 
+if TYPE_CHECKING:
+    from ramen.config import Config
+
 FOLDER = Path(__file__).parent
-FIELDS = {"title", "rows", "rows_per_anchor_set"}
+FIELDS = {"title", "rows", "rows_per_anchor_set", "published"}
 ROW_FIELDS = {"name", "set", "against"}
 
 
@@ -32,12 +35,40 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """A list of rows to be run over the same seeds; `per_set`: some stand for an anchor set each."""
+    """A list of rows to be run over the same seeds.
+
+    Attributes:
+        per_set: some rows stand for an anchor set each.
+        published: tables of the papers that ask the same, as `ramen.published` names them.
+    """
 
     name: str
     title: str
     rows: tuple[Row, ...]
     per_set: bool = False
+    published: tuple[str, ...] = ()
+
+    def without_repeats(self, config_of: Callable[[Row], Config]) -> tuple[Study, dict[str, str]]:
+        """Leave out rows whose configuration is that of the row they are compared with: they would gain 0 of nothing.
+
+        Under a preset that already is what a row asks for (`paper` has no label context), such a row says nothing.
+        Rows that were compared with one that is left out are compared with the row it repeats.
+
+        Args:
+            config_of: the configuration of a row.
+
+        Returns:
+            The study, and the rows left out -> the row that each repeats.
+        """
+        of = {row.name: config_of(row) for row in self.rows}
+        repeats: dict[str, str] = {}
+        for row in self.rows:
+            if of[row.name] == of.get(row.against):
+                repeats[row.name] = repeats.get(row.against, row.against)
+        kept = [
+            replace(row, against=repeats.get(row.against, row.against)) for row in self.rows if row.name not in repeats
+        ]
+        return replace(self, rows=tuple(kept)), repeats
 
 
 def studies() -> list[str]:
@@ -77,7 +108,7 @@ def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
     lost = {row.against for row in rows if row.against} - set(names)
     if lost and (anchor_sets or not per_set):
         raise ConfigError(f"{path}: `against: {sorted(lost)[0]}` names no row; there are {', '.join(names)}")
-    return Study(path.stem, title, tuple(rows), per_set)
+    return Study(path.stem, title, tuple(rows), per_set, tuple(tree.get("published") or ()))
 
 
 def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:

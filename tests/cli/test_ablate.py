@@ -86,6 +86,43 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
     assert before == {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("*/metrics.json")}
 
 
+def test_a_row_that_the_preset_already_is_is_left_out_and_said_so() -> None:
+    from ramen.config import resolve
+
+    study = read_study("design")
+    kept, repeats = study.without_repeats(lambda row: resolve(preset="paper", sets=row.sets))
+    assert repeats["no label context"] == "full" and repeats["base without label context"] == "base"
+    assert {row.name for row in kept.rows} == {row.name for row in study.rows} - set(repeats)
+    assert {"full", "no pruning", "uniform weights of 1", "no document graph"} <= {row.name for row in kept.rows}
+    assert study.without_repeats(lambda row: resolve(preset="debian", sets=row.sets)) == (study, {})
+
+
+def test_what_is_compared_with_a_row_that_is_left_out_is_compared_with_what_that_repeats(
+    tiny_source: Path, here: Path
+) -> None:
+    (here / "mine.yaml").write_text(
+        "title: Mine\nrows:\n"
+        "  - {name: plain, set: [objective.graphs=false]}\n"
+        "  - {name: again, set: [objective.graphs=false, training.epochs=2], against: plain}\n"
+        "  - {name: other, set: [objective.graphs=false, training.lr=0.001], against: again}\n"
+    )
+    printed = ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0")
+    assert "row 'again' is 'plain' under this configuration, and left out" in printed
+    found = json.loads((here / "ablations/mine.json").read_text())
+    assert {name: row["against"] for name, row in found.items()} == {"plain": "", "other": "plain"}
+
+
+def test_the_papers_figures_stand_below_a_study_of_their_data(tiny_source: Path, here: Path) -> None:
+    source = shutil.copytree(tiny_source, here / "LF-WikiSeeAlsoTitles-320K")
+    printed = ablate(source, "--study", "design", "--rows", "AugGT", "--seeds", "0")
+    assert "AugGT" in printed
+    written = (here / "ablations/design.md").read_text()
+    assert "| AugGT | base | " in written and "## Published\n" in written
+    below = written[written.index("## Published, T5 design") :].splitlines()
+    assert below[2] == "| source | method | P@1 | P@3 | P@5 | N@3 | N@5 |"
+    assert any(line.startswith("| RAMEN ICLR | AugGT | ") for line in below)
+
+
 def test_changed_raw_data_are_read_again(tiny_source: Path, here: Path) -> None:
     source = shutil.copytree(tiny_source, here / "source")
     words = ("--study", "bases", "--rows", "inbatch", "--seeds", "0")

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ramen.artifacts import write_texts
-from ramen.cli import runs, tables
-from ramen.config import resolve
+from ramen.cli import cli, runs, tables
+from ramen.config import Config, resolve
 from ramen.index.registry import tracking_uri
 
 OURS = {"p_at_1": 40.0, "psp_at_5": 30.5, "head/p_at_1": 10.0, "torso/p_at_1": 12.0, "tail/p_at_1": 18.0}
@@ -91,3 +92,32 @@ def test_the_base_is_set_beside_by_the_folder_itself(tmp_path: Path, monkeypatch
     settings = resolve(preset="demo")
     assert runs.beside(settings, Path("evaluation")).scoring.base == "store/run-1"
     assert runs.beside(settings, Path("x")).training == settings.training
+
+
+@pytest.mark.parametrize(
+    ("sets", "arms"),
+    [
+        ([], [("base", False, False, ""), ("ramen", True, False, "ramen")]),
+        (["guidance.enabled=true"], [("base", False, False, ""), ("ramen", True, True, "ramen")]),
+        (
+            ["objective.graphs=false", "guidance.enabled=true"],
+            [("base", False, False, ""), ("ramen", False, True, "ramen")],
+        ),
+        (["objective.graphs=false"], [("base", False, False, "ramen")]),
+    ],
+)
+def test_whatever_helps_the_encoder_is_run_beside_its_base(
+    sets: list[str], arms: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def run_arm(arm: str, settings: Config, out: Path) -> dict[str, Path]:
+        seen.append((arm, settings.objective.graphs, settings.guidance.enabled, settings.index.model))
+        return {"evaluation": out}
+
+    monkeypatch.setattr(runs, "_run_arm", run_arm)
+    monkeypatch.setattr(runs, "_close", lambda *_: None)
+    monkeypatch.setattr("ramen.data.sources.fetch_if_missing", lambda _: False)
+    words = ["run", "--preset", "demo", "--out", str(tmp_path), *(f"--set={text}" for text in sets)]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0 and seen == arms
