@@ -15,7 +15,7 @@ from pipelines.resources import MLFLOW_SECRET, NAMESPACE_ENV
 from ramen.artifacts import failed_io, open_artifact, write_json
 from ramen.config import Data, parse_section
 from ramen.data import sources
-from ramen.errors import RamenError, error_lines, warn
+from ramen.errors import Interrupted, RamenError, error_lines, warn
 from ramen.stages import STAGES, run_stage
 from ramen.tracking import SWITCH_ENV, open_tracker, tracking_is_off
 from ramen.versioning import push_outputs
@@ -57,8 +57,8 @@ def run_step(
                 track=track,
             )
             push_outputs({name: paths[name] for name in table.writes}, track)
-    except (RamenError, OSError) as error:
-        known = error if isinstance(error, RamenError) else RamenError(failed_io(error))
+    except (RamenError, Interrupted, OSError) as error:
+        known = RamenError(failed_io(error)) if isinstance(error, OSError) else error
         if not str(known):
             raise
         said = [*error_lines(str(known)), EXIT_LINE.format(known.exit_code)]

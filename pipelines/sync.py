@@ -157,9 +157,9 @@ def cli_page() -> str:
 
 
 def _exit_codes() -> list[str]:
-    from ramen.errors import RamenError
+    from ramen.errors import Interrupted, RamenError
 
-    errors: list[type[RamenError]] = [RamenError, *RamenError.__subclasses__()]
+    errors: list[type[RamenError | Interrupted]] = [RamenError, *RamenError.__subclasses__(), Interrupted]
     return [
         f"| {error.exit_code} | `{error.__name__}`: {(error.__doc__ or '').strip().splitlines()[0]} |"
         for error in errors

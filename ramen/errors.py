@@ -5,11 +5,10 @@ RamenError (1)
 ├── DataError (3)        input data is broken: one `Problem` per defect
 ├── ArtifactError (4)    an artifact is missing, foreign, damaged or of another format
 ├── GateRefused (5)      a candidate did not pass the gate
-├── MissingExtra (6)     an optional dependency is not installed
-└── Interrupted (130)    stopped on purpose (SIGTERM, SIGINT); a checkpoint was written
+└── MissingExtra (6)     an optional dependency is not installed
+Interrupted (130)        stopped on purpose (SIGTERM, SIGINT); no Exception, so that nobody takes it for a failure
 
-The CLI prints the message of a RamenError and exits with its code; anything else is a bug and keeps its
-traceback.
+The CLI prints the message of either and exits with its code; anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class MissingExtra(RamenError):
     exit_code = 6
 
 
-class Interrupted(RamenError):
+class Interrupted(BaseException):
     """Stopped on purpose; what was done so far is safe on disk."""
 
     exit_code = 130

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ramen.artifacts import failed_io
-from ramen.errors import ConfigError, RamenError, error_lines
+from ramen.errors import ConfigError, Interrupted, RamenError, error_lines
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -23,9 +23,9 @@ PATH = click.Path(path_type=Path)
 
 
 class Refusal(click.ClickException):
-    """A RamenError on its way to stderr: its lines and its exit code."""
+    """A RamenError, or an interruption, on its way to stderr: its lines and its exit code."""
 
-    def __init__(self, error: RamenError) -> None:
+    def __init__(self, error: RamenError | Interrupted) -> None:
         super().__init__(str(error))
         self.exit_code = error.exit_code  # type: ignore[misc]
 
@@ -69,7 +69,7 @@ class CommandGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except RamenError as error:
+        except (RamenError, Interrupted) as error:
             raise Refusal(error) from error
         except OSError as error:
             if isinstance(error, BrokenPipeError) or not (reason := failed_io(error)):

@@ -24,7 +24,9 @@ SMOKE_TAG, GATE_TAG, ALIAS_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
     "smoke", "gate", "gate.alias", "gate.reason", "gate.against", "gate.compared",
 )  # fmt: skip
 UPDATED_TAG = "updated_from"
-"""Number of the version whose index was updated; that one was evaluated."""
+"""Number of the version whose index was updated."""
+ORIGIN = "origin."
+"""Begins the tags of an updated version that say what was measured of the evaluated version at its beginning."""
 PASSED, REFUSED, FAILED, WITHDRAWN = "passed", "refused", "failed", "withdrawn"
 NOT_COMPARED = "not compared with version {}, which was evaluated on another dataset"
 NOBODY = "none"
@@ -122,7 +124,8 @@ def offer(name: str, version: int, settings: Settings, ask: Ask | None = None) -
     Args:
         name, version: the candidate.
         settings: alias and gate.
-        ask: asks a holder that was evaluated on another dataset; None = such a holder is not compared.
+        ask: asks a holder that was evaluated on another dataset; None = such a holder is not compared, unless it took
+            the alias from the one that the candidate updates.
 
     Returns:
         The last decision; refused when another publisher's version, published meanwhile, is better.
@@ -131,7 +134,7 @@ def offer(name: str, version: int, settings: Settings, ask: Ask | None = None) -
     asked = functools.cache(lambda holder: _asked(name, holder, ask))
     for _ in range(ROUNDS):
         decision = _judge(client, name, version, settings, asked)
-        if decision.reasons:
+        if decision.reasons or decision.against == version:  # refused, or another publisher handed it the alias
             return decision
         if _holder(client, name, settings.alias) != decision.against:
             continue  # moved while the gate was thinking
@@ -148,31 +151,52 @@ def offer(name: str, version: int, settings: Settings, ask: Ask | None = None) -
 
 
 def _judge(
-    client: Any, name: str, version: int, settings: Settings, asked: Callable[[int], tuple[Contest | None, str]]
+    client: Any,
+    name: str,
+    version: int,
+    settings: Settings,
+    asked: Callable[[int], tuple[Contest | None, str, list[str]]],
 ) -> Decision:
-    """The gate's decision against whoever holds the alias now; it is on the version's tags."""
+    """The gate's decision against whoever else holds the alias now; it is on the version's tags."""
     holder = _holder(client, name, settings.alias)
-    own, note = _tags(client, name, version), ""
-    held = None if holder in (None, version) else _measured(client, name, holder)
+    if holder == version:
+        return Decision(holder)
+    own, note = evaluated(_tags(client, name, version)), ""
+    held = None if holder is None else evaluated(_tags(client, name, holder))
+    lost: list[str] = []
     if held is not None and holder is not None and held.get("dataset") != own.get("dataset"):
-        contest, note = asked(holder)
+        contest, note, lost = asked(holder)
         if contest:
             own |= _as_tags(contest.candidate)
             held = {"dataset": own["dataset"], **_as_tags(contest.holder)}
+        elif not lost and UPDATED_TAG in own:
+            lost = [f"version {holder}, which holds the alias, is none that it was made from; update that one"]
     decision = gate(own, held, settings, holder, note)
+    decision.reasons.extend(lost)
     _tag(client, name, version, decision.tags(settings.alias))
     return decision
 
 
-def _asked(name: str, holder: int, ask: Ask | None) -> tuple[Contest | None, str]:
-    """Candidate and holder on the candidate's test documents, and what to say of it."""
+def _asked(name: str, holder: int, ask: Ask | None) -> tuple[Contest | None, str, list[str]]:
+    """Candidate and holder on the candidate's test documents, what to say of it, and why the alias must not move."""
     if ask is None:
-        return None, ""
+        return None, "", []
     try:
         contest = ask(load_version(name, str(holder)))
     except RamenError as error:
-        return None, f"{NOT_COMPARED.format(holder)} and cannot be asked ({reason(error)})"
-    return contest, f"version {holder}, evaluated on another dataset, was asked {contest.documents:,} test documents"
+        return (
+            None,
+            "",
+            [
+                f"version {holder}, which holds the alias, cannot be asked ({reason(error)}); `ramen promote VERSION "
+                "--force` moves the alias all the same"
+            ],
+        )
+    return (
+        contest,
+        f"version {holder}, evaluated on another dataset, was asked {contest.documents:,} test documents",
+        [],
+    )
 
 
 def _as_tags(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -218,7 +242,8 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
         if before == number:
             return number, before
         if settings is not None:
-            decision = gate(tags, None if before is None else _measured(client, name, before), settings, before)
+            held = None if before is None else evaluated(_tags(client, name, before))
+            decision = gate(evaluated(tags), held, settings, before)
             _tag(client, name, number, decision.tags(alias))
             if decision.reasons:
                 raise GateRefused(f"{name} version {number}: {decision.refused}")
@@ -287,12 +312,14 @@ def _holder(client: Any, name: str, alias: str) -> int | None:
     return None if number is None else int(number)
 
 
-def _measured(client: Any, name: str, version: int | None) -> dict[str, str]:
-    """Tags of a version, or of the one that an index update made it from: other labels were added to what that is."""
-    tags = _tags(client, name, version)
-    while origin := tags.get(UPDATED_TAG):
-        tags = _tags(client, name, int(origin))
-    return tags
+def evaluated(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags of a version as the gate compares them: of an updated one its own, and what its origin was evaluated as.
+
+    An update has other labels than were evaluated, and the encoder that was.
+    """
+    if UPDATED_TAG not in tags:
+        return dict(tags)
+    return dict(tags) | {key.removeprefix(ORIGIN): value for key, value in tags.items() if key.startswith(ORIGIN)}
 
 
 def _tags(client: Any, name: str, version: int | None) -> dict[str, str]:

@@ -47,15 +47,18 @@ def resolve_version(name: str, version: str) -> int:
             model = client.get_registered_model(name)
         except MlflowException as error:
             raise _unknown_model(client, name, error) from None
-    if not version.isdigit():
-        if version not in model.aliases:
-            known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
-            raise RamenError(f"model {name!r} has no alias {version!r}; it has: {known or 'none'}")
-        return int(model.aliases[version])
-    found = sorted(int(one.version) for one in client.search_model_versions(f"name = '{name}'", max_results=1000))
-    if int(version) not in found:
-        raise RamenError(f"model {name!r} has no version {version}; it has: {', '.join(map(str, found)) or 'none'}")
-    return int(version)
+        if not version.isdigit():
+            if version not in model.aliases:
+                known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
+                raise RamenError(f"model {name!r} has no alias {version!r}; it has: {known or 'none'}")
+            return int(model.aliases[version])
+        try:
+            return int(client.get_model_version(name, version).version)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise RamenError(f"MLflow at {tracking_uri()}: {reason(error)}") from None
+        found = sorted(int(one.version) for one in client.search_model_versions(f"name = '{name}'"))
+    raise RamenError(f"model {name!r} has no version {version}; it has: {', '.join(map(str, found)) or 'none'}")
 
 
 def _unknown_model(client: Any, name: str, error: Any) -> RamenError:
@@ -123,7 +126,12 @@ class Version:
     @property
     def metrics(self) -> dict[str, float]:
         """The tags that are evaluation metrics, such as `psp_at_5` and `tail/p_at_1`."""
-        return {key: float(text) for key, text in self.tags.items() if re.search(r"(^|/|_)(p|n|psp|psn|r)_at_\d", key)}
+        return {key: float(text) for key, text in self.tags.items() if is_metric(key)}
+
+
+def is_metric(tag: str) -> bool:
+    """Whether a tag of a version is an evaluation metric."""
+    return bool(re.search(r"(^|/|_)(p|n|psp|psn|r)_at_\d", tag))
 
 
 def versions(name: str) -> list[Version]:

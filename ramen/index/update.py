@@ -23,9 +23,9 @@ from ramen.config import Index as Settings
 from ramen.errors import DataError, Problem, RamenError
 from ramen.index.build import ann_recall, changed, exact_ids, inverted_lists
 from ramen.index.measuring import evenly, folder_bytes, latencies, version_tags
-from ramen.index.promotion import UPDATED_TAG
+from ramen.index.promotion import ORIGIN, UPDATED_TAG, evaluated
 from ramen.index.publishing import Published, publish
-from ramen.index.registry import connect, load_version, resolve_version, version_folders
+from ramen.index.registry import connect, is_metric, load_version, resolve_version, version_folders
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
 from ramen.index.texts import text_lines, text_rows
 from ramen.tracking import open_tracker, tracking_is_off
@@ -122,9 +122,13 @@ def updated(
         rows = _vectors(index)
         queries_nD, k = now.encoder.encode(sample), min(settings.recall_k, len(uids))
         recall = ann_recall(index, queries_nD, exact_ids(rows, queries_nD, k), k)
+        # what a compressed index holds finds itself; what its codes lost, the version that it came from was asked
+        recall = min(recall, float(before["ann_recall"])) if "ann_recall" in before else recall
         size = folder_bytes(encoder_dir, facts["encoder"]) + folder_bytes(folder, (INDEX_FILE, LABELS_FILE))
         tags = version_tags(said, recall=recall, speed=latencies(now, rows, sample), size=size)
-        # other labels make other figures: nothing measured on the old ones is carried over, nor compared
+        # other labels make other figures: what was measured on the old ones is the origin's, for the gate alone
+        origin = evaluated(before)
+        tags |= {f"{ORIGIN}{key}": value for key, value in origin.items() if key == "dataset" or is_metric(key)}
         tags |= {"dataset": f"{before.get('dataset', '')}+{changes.digest()}", "model": before.get("model", "")}
         tags |= {UPDATED_TAG: str(number), "labels.added": str(len(changes.added)),
                  "labels.removed": str(len(changes.removed))}  # fmt: skip

@@ -60,8 +60,6 @@ def together(
             with joined() as processes:
                 _limit_threads(training, processes)
                 yield processes
-        except (Interrupted, KeyboardInterrupt):
-            raise
         except Exception as error:
             if said := _last_words(others):
                 raise RamenError(said) from error

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ramen.config import Index
-from ramen.errors import GateRefused, RamenError
+from ramen.errors import GateRefused, Interrupted, RamenError
 from ramen.index import promotion
-from ramen.index.promotion import offer, promote, rollback
+from ramen.index.promotion import ORIGIN, evaluated, offer, promote, rollback
 from ramen.index.registry import resolve_version
 
 GATE = Index(gate={"psp_at_5": 0.0})
@@ -65,16 +65,61 @@ def test_another_dataset_is_not_compared_and_that_is_told(client: Any, capsys: p
     )
 
 
+def _updated(client: Any, origin: int) -> int:
+    """A version as an index update of another one registers it."""
+    of = _tags(client, origin)
+    known = {key: evaluated(of)[key] for key in ("dataset", "psp_at_5")}
+    tags = {"smoke": "passed", "ann_recall": "1.0", "dataset": f"{of['dataset']}+x", "updated_from": str(origin)}
+    tags |= {f"{ORIGIN}{key}": value for key, value in known.items()}
+    return int(client.create_model_version("ramen", "file:///nowhere", tags=tags).version)
+
+
 def test_an_updated_index_is_compared_by_the_version_it_came_from(client: Any) -> None:
     offer("ramen", _answering(client, 30.0), GATE)
-    for origin in ("1", "2"):
-        tags = {"smoke": "passed", "ann_recall": "1.0", "dataset": "d+x", "updated_from": origin}
-        offer("ramen", int(client.create_model_version("ramen", "file:///nowhere", tags=tags).version), GATE)
+    for origin in (1, 2):
+        assert not offer("ramen", _updated(client, origin), GATE).reasons
+    client.delete_model_version("ramen", "1")
     assert resolve_version("ramen", "champion") == 3
     assert "29.00 is worse than the 30.00 of version 3" in offer("ramen", _answering(client, 29.0), GATE).refused
     with pytest.raises(GateRefused, match=r"29.00 is worse than the 30.00 of version 3"):
         promote("ramen", "champion", "4", GATE)
+    assert "29.00 is worse than the 30.00 of version 3" in offer("ramen", _updated(client, 4), GATE).refused
     assert not offer("ramen", _answering(client, 31.0), GATE).refused
+
+
+def test_an_update_of_a_version_that_was_replaced_meanwhile_does_not_bring_it_back(client: Any) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+    slow = _updated(client, 1)
+    offer("ramen", _answering(client, 35.0, dataset="of the next day"), GATE)
+    assert offer("ramen", slow, GATE).refused.startswith("version 3, which holds the alias, is none that it was made")
+    assert resolve_version("ramen", "champion") == 3
+
+
+def test_a_stop_while_the_holder_is_asked_promotes_nobody(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+
+    def stopped(*_: Any) -> Any:
+        raise Interrupted("stopped on request")
+
+    monkeypatch.setattr(promotion, "load_version", stopped)
+    with pytest.raises(Interrupted):
+        offer("ramen", _answering(client, 1.0, dataset="of the next day"), GATE, stopped)
+    assert resolve_version("ramen", "champion") == 1
+
+
+def test_a_holder_that_cannot_be_asked_keeps_the_alias(client: Any) -> None:
+    offer("ramen", _answering(client, 30.0), GATE)
+    refused = offer("ramen", _answering(client, 31.0, dataset="of the next day"), GATE, lambda holder: pytest.fail())
+    assert "version 1, which holds the alias, cannot be asked (" in refused.refused and "--force" in refused.refused
+    assert resolve_version("ramen", "champion") == 1
+
+
+def test_a_version_that_holds_the_alias_already_does_not_come_after_itself(client: Any) -> None:
+    for psp in (30.0, 31.0):
+        offer("ramen", _answering(client, psp), GATE)
+    before = _tags(client, 2)
+    assert not offer("ramen", 2, GATE).reasons and _tags(client, 2) == before
+    assert rollback("ramen", "champion") == (2, 1)
 
 
 def test_a_version_that_serves_again_is_no_longer_withdrawn(client: Any) -> None:

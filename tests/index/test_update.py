@@ -73,7 +73,20 @@ def test_update_is_a_new_version_with_exactly_the_labels_asked_for(
     tags = versions("ramen")[0].tags
     assert tags["updated_from"] == "1" and tags["labels"] == "29" and tags["dataset"].startswith("d+")
     assert "psp_at_5" not in tags, "figures of other labels are not this version's"
+    assert (tags["origin.psp_at_5"], tags["origin.dataset"]) == ("30.0", "d"), "the gate knows what the encoder can do"
     assert set(_all("1")) == set(before), "the version it came from is as it was"
+
+
+def test_recall_of_an_update_is_no_better_than_what_it_came_from(
+    published: Callable[..., list[str]], store: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    published()
+    client = MlflowClient(f"sqlite:///{store}")
+    client.set_model_version_tag("ramen", "1", "ann_recall", "0.4")  # as codes that lost most of the vectors
+    made = publish_update("champion", Changes({"new": "a label"}, frozenset()), Index(kind="flat"))
+    assert versions("ramen")[0].tags["ann_recall"] == "0.4" and "below index.min_recall" in made.refused
 
 
 @pytest.mark.parametrize(
