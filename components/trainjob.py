@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from components.image import IMAGE_ENV
 from pipelines.resources import (
     GPU,
     MLFLOW_KEYS,
@@ -39,7 +40,7 @@ from ramen.tracking import Tracker
 
 NODES_ENV = "RAMEN_TRAIN_NODES"
 """Nodes that train together; 1 or unset = the step trains in its own pod."""
-TEMPLATE_ENV, IMAGE_ENV = "RAMEN_TRAINJOB", "RAMEN_IMAGE"
+TEMPLATE_ENV = "RAMEN_TRAINJOB"
 TEMPLATE = Path(__file__).with_name("trainjob.yaml")
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -179,7 +180,8 @@ def _create(api: Any, namespace: str, job: Mapping[str, Any]) -> None:
     name = job["metadata"]["name"]
     for _ in range(PATIENCE):
         try:
-            api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, job)
+            made = api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, job)
+            _check_kept(api, namespace, job, made)
             return
         except ApiException as error:
             if error.status != 409:
@@ -197,6 +199,21 @@ def _create(api: Any, namespace: str, job: Mapping[str, Any]) -> None:
             _delete(api, namespace, name)
         time.sleep(POLL_SECONDS)
     raise RamenError(f"job {name} in namespace {namespace} failed before and does not go away; delete it by hand")
+
+
+def _check_kept(api: Any, namespace: str, job: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    """A cluster drops in silence what its Trainer does not know: GPU nodes and the shared volume, say.
+
+    Raises:
+        RamenError: it did; the job was deleted.
+    """
+    if dropped := sorted(set(job["spec"]) - set(made["spec"])):
+        name = job["metadata"]["name"]
+        _delete(api, namespace, name)
+        raise RamenError(
+            f"job {name} in namespace {namespace}: this cluster's Trainer does not know spec.{dropped[0]}; install "
+            f"Kubeflow Trainer 2.2 or later, or name a template for yours in {TEMPLATE_ENV}"
+        )
 
 
 def _no_job(error: Any, namespace: str, name: str) -> RamenError:

@@ -37,7 +37,7 @@ def compiled_text(settings: Config | None = None, image: str | None = None) -> s
     if image is not None:
         from components.image import IMAGE
 
-        text = text.replace(f"image: {IMAGE}", f"image: {image}")
+        text = text.replace(IMAGE, image)
     return HEADER + text
 
 

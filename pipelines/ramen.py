@@ -7,6 +7,7 @@ from kfp import dsl, kubernetes
 
 from components.build_graph.component import build_graph
 from components.evaluate.component import evaluate
+from components.image import IMAGE, IMAGE_ENV
 from components.ingest.component import ingest
 from components.prune_retrain.component import prune_retrain
 from components.publish_index.component import publish_index
@@ -18,6 +19,7 @@ from pipelines.resources import (
     MLFLOW_SECRET,
     NAMESPACE_ENV,
     RESOURCES,
+    RETRY_HOURS,
     SETTINGS,
     SETTINGS_KEYS,
     STORE_KEYS,
@@ -115,7 +117,15 @@ def place(task: Any, stage: str, *, retry: bool) -> None:
     task.set_memory_request(need.memory[0]).set_memory_limit(need.memory[1])
     task.set_caching_options(not STAGES[stage].side_effects)
     if retry:
-        task.set_retry(need.retries, backoff_duration=f"{need.backoff}s", backoff_factor=2.0)
+        # counted from the first attempt's start, run time included: an hour, the default, is over before most fail
+        task.set_retry(
+            need.retries,
+            backoff_duration=f"{need.backoff}s",
+            backoff_factor=2.0,
+            backoff_max_duration=f"{RETRY_HOURS}h",
+        )
+    if STAGES[stage].parallel:
+        task.set_env_variable(IMAGE_ENV, IMAGE)  # of the job over several nodes that the step may start
     if need.gpus:
         task.set_accelerator_type(GPU).set_accelerator_limit(need.gpus)
         kubernetes.add_node_selector(task, *GPU_POOL)

@@ -29,7 +29,7 @@ SETTINGS = "ramen-settings"
 
 SETTINGS_KEYS = (
     "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "RAMEN_DVC_REMOTE", "RAMEN_WORK", "RAMEN_SPOOL", "RAMEN_TRAIN_NODES",
-    "RAMEN_TRAINJOB", "RAMEN_IMAGE",
+    "RAMEN_TRAINJOB",
 )  # fmt: skip
 
 NAMESPACE_ENV = "RAMEN_NAMESPACE"
@@ -37,6 +37,9 @@ NAMESPACE_ENV = "RAMEN_NAMESPACE"
 
 WORK_CLAIM, WORK_PATH = "ramen-work", "/mnt/ramen"
 """Volume claim, and where the steps mount it: checkpoints and kept tracking outlive a pod there."""
+
+RETRY_HOURS = 720
+"""Hours from a task's first start after which it is not tried again: longer than any training."""
 
 USER = 1000
 """User and group the containers run as."""

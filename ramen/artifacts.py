@@ -28,6 +28,8 @@ from ramen.errors import ArtifactError
 FORMAT = 1
 FRESH = 120.0
 """Seconds for which a draft is left alone, though nobody seems to hold it: someone may be about to."""
+ASIDE = "it"
+"""An output that is being replaced, in a folder `.NAME.*.old` beside it."""
 MANIFEST = "manifest.json"
 ROWS = 1 << 17
 """Texts that are written at a time."""
@@ -158,7 +160,17 @@ def drafts(
 
 
 def _sweep(parent: Path, name: str) -> None:
-    """Remove drafts of an output that killed processes left: those that are minutes old and that nobody holds."""
+    """Remove drafts of an output that killed processes left: those that are minutes old and that nobody holds.
+
+    An output that was moved aside by a process killed before it had put the new one there is put back.
+    """
+    for left in parent.glob(f".{glob.escape(name)}.*.old"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime < FRESH:
+                continue
+            if not (parent / name).exists() and (left / ASIDE).is_dir():
+                os.rename(left / ASIDE, parent / name)
+            shutil.rmtree(left, ignore_errors=True)
     for left in parent.glob(f".{glob.escape(name)}.*.tmp"):
         with suppress(OSError):  # gone meanwhile
             if time.time() - left.stat().st_mtime < FRESH:
@@ -204,7 +216,7 @@ def _replace(source: Path, target: Path) -> None:
         target.unlink()
     if target.exists():
         aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-        os.rename(target, aside / "it")
+        os.rename(target, aside / ASIDE)
         os.rename(source, target)
         shutil.rmtree(aside, ignore_errors=True)
     else:

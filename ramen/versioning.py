@@ -82,25 +82,18 @@ def push(path: Path, name: str, remote: str, endpoint: str = "") -> Pointer:
         RamenError: the remote cannot be written.
     """
     os.environ.setdefault("DVC_NO_ANALYTICS", "1")
-    from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="ramen-dvc-") as scratch:
-        repo = Repo.init(scratch, no_scm=True)
         try:
-            with repo.config.edit() as config:
-                config["core"] = {"remote": "push", "analytics": False, "check_update": False}
-                config["remote"]["push"] = _remote(remote, endpoint)
-            found = repo.add([str(path.absolute())], out=str(Path(scratch) / name), to_remote=True)[0].outs[0]
-        except (DvcException, OSError, ValueError) as error:
+            with Repo.init(scratch, no_scm=True) as repo:
+                with repo.config.edit() as config:
+                    config["core"] = {"remote": "push", "analytics": False, "check_update": False}
+                    config["remote"]["push"] = _remote(remote, endpoint)
+                found = repo.add([str(path.absolute())], out=str(Path(scratch) / name), to_remote=True)[0].outs[0]
+        except Exception as error:  # DVC's own, the object store's client's, and whatever the machine has not
             raise RamenError(f"DVC remote {remote}: {name} cannot be pushed ({_innermost(error)})") from error
-        except Exception as error:  # the object store's client has errors of its own
-            if not type(error).__module__.startswith(("botocore", "aiobotocore", "fsspec", "dvc_", "s3fs", "aiohttp")):
-                raise
-            raise RamenError(f"DVC remote {remote}: {name} cannot be pushed ({_innermost(error)})") from error
-        finally:
-            repo.close()
         return Pointer(name, found.hash_info.value, found.meta.size, found.meta.nfiles, remote, endpoint)
 
 

@@ -102,6 +102,32 @@ def test_success_replaces_the_old_artifact(tmp_path: Path) -> None:
     assert names(tmp_path) == ["graph"]
 
 
+def test_an_output_whose_replacement_was_killed_between_two_renames_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rename = make(tmp_path / "graph", "old").digest, os.rename
+
+    def killed(source: Path, target: Path) -> None:
+        if Path(target) == tmp_path / "graph":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "graph", "new")
+    monkeypatch.undo()
+    assert not (tmp_path / "graph").exists()
+    for left in tmp_path.glob(".graph.*"):
+        os.utime(left, (0, 0))
+    with (
+        pytest.raises(RuntimeError),
+        drafts({"graph": tmp_path / "graph"}, sections={}, inputs={}, work=tmp_path / "work"),
+    ):
+        raise RuntimeError
+    assert open_artifact(tmp_path / "graph", "graph").digest == before
+    assert names(tmp_path) == ["graph"]
+
+
 def test_texts_keep_empty_and_foreign_rows(tmp_path: Path) -> None:
     uids, texts = ["a", "b", "c"], ["", "καλημέρα -> κόσμε", "tab\there"]
     write_texts(tmp_path / "t.parquet", uids, texts)

@@ -267,6 +267,20 @@ def test_processes_that_start_at_once_share_a_new_store(tmp_path: Path) -> None:
     assert [out.strip() for out, _ in said] == ["1"] * 3, said
 
 
+def test_a_store_that_takes_no_file_now_costs_a_warning_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import mlflow
+
+    (tmp_path / "file").write_text("in the way")
+    mlflow.create_experiment("closed", str(tmp_path / "file" / "artifacts"))
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "closed")
+    with start_pipeline_run("ramen", "a: 1") as run:
+        pass
+    assert mlflow.MlflowClient().get_run(run).info.status == "FINISHED"
+    assert "1 writes are kept in" in capsys.readouterr().err
+
+
 def test_a_store_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 

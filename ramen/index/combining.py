@@ -6,12 +6,17 @@ and eight encoders at once fight for the cores; so whoever gets its turn answers
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ramen.index.retriever import Hit, Retriever
+
+BATCH = 256
+"""Texts in a batch after which no further request joins it, so that many at once wait in turns."""
 
 
 @dataclass
@@ -39,13 +44,20 @@ class Combiner:
         with self._door:
             self._waiting.append(request)
         with self._turn:
-            if not request.done:
-                with self._door:
-                    batch, self._waiting = self._waiting, []
-                self._worker.submit(self._answer, batch).result()
+            while not request.done:
+                self._worker.submit(self._answer, self._next()).result()
         if request.error is not None:
             raise request.error
         return request.answer
+
+    def _next(self) -> list[_Request]:
+        """Those who came first, until there are enough texts."""
+        with self._door:
+            sizes = list(itertools.accumulate(len(request.texts) for request in self._waiting))
+            count = bisect.bisect_left(sizes, BATCH) + 1
+            batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        assert batch, "whoever asks has a request that waits"
+        return batch
 
     def _answer(self, batch: Sequence[_Request]) -> None:
         try:

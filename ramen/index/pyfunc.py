@@ -11,7 +11,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from pydantic import BaseModel
 
 from ramen.index.combining import Combiner
-from ramen.index.retriever import DEFAULT_K, Retriever
+from ramen.index.retriever import DEFAULT_K, MOST_LABELS, Retriever
 
 
 class Answer(BaseModel):
@@ -33,10 +33,10 @@ class RetrieverModel(PythonModel):  # type: ignore[misc]
     def predict(
         self, context: PythonModelContext, model_input: list[str], params: dict[str, Any] | None = None
     ) -> list[Answer]:
-        """Answer each text with its k best labels."""
+        """Answer each text with its k best labels; `MOST_LABELS` at most, since others wait for the same search."""
         k = int((params or {}).get("k", DEFAULT_K))
-        if k < 1:  # an exception of this kind is answered with status 400, any other with 500
-            raise MlflowException.invalid_parameter_value(f"params.k is {k}: at least 1 label must be asked for")
+        if not 1 <= k <= MOST_LABELS:  # an exception of this kind is answered with status 400, any other with 500
+            raise MlflowException.invalid_parameter_value(f"params.k is {k}: at least 1 and at most {MOST_LABELS}")
         return [
             Answer(
                 ids=[hit.uid for hit in hits],

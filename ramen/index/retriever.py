@@ -24,7 +24,8 @@ FORMAT = 1
 INDEX_FILE = "index.faiss"
 LABELS_FILE = "labels.parquet"
 FACTS_FILE = "retriever.json"
-DEFAULT_K = 10
+DEFAULT_K, MOST_LABELS = 10, 1000
+"""Labels a text is answered with, unless told otherwise, and at most over HTTP."""
 
 
 class TextEncoder(Protocol):

@@ -24,11 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from ramen.errors import RamenError
 from ramen.index.combining import Combiner
 from ramen.index.registry import load_version, resolve_version, versions
-from ramen.index.retriever import DEFAULT_K
+from ramen.index.retriever import DEFAULT_K, MOST_LABELS
 from ramen.serving.graph import TrainingGraph
 
 LOOK_AGAIN = 30.0
-MOST_TEXT, MOST_LABELS, MOST_VERSIONS = 10_000, 1000, 4
+MOST_TEXT, MOST_VERSIONS = 10_000, 4
 PAGE = Path(__file__).with_name("page.html")
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "

@@ -105,12 +105,16 @@ def start_pipeline_run(
         return
     with Store.opened() as store:
         run_id = store.create(name, None, provenance() | {PIPELINE_TAG: "true"} | dict(tags or {}))
-        store.client.log_text(run_id, config_yaml, "config.yaml")
-        MlflowTracker(store, run_id, None).params(flat_params(sections or {}))
         before = os.environ.get(PARENT_ENV)
         os.environ[PARENT_ENV] = run_id
         try:
             with store.ending(run_id):
+                tracker = MlflowTracker(store, run_id, None)
+                tracker.params(flat_params(sections or {}))
+                with tempfile.TemporaryDirectory() as scratch:
+                    file = Path(scratch) / "config.yaml"
+                    file.write_text(config_yaml, encoding="utf-8")
+                    tracker.artifact(file)
                 yield run_id
         finally:
             if before is None:

@@ -107,6 +107,8 @@ def test_a_task_is_placed_as_the_table_of_resources_says(
         assert resources[key] > 0
     task = spec["root"]["dag"]["tasks"][stage.name]
     assert task["retryPolicy"]["maxRetryCount"] == need.retries >= 1
+    # counted from the start of the first attempt: a training is to be tried again however long it ran
+    assert int(task["retryPolicy"]["backoffMaxDuration"].removesuffix("s")) >= 30 * 24 * 3600
     assert bool(task["cachingOptions"].get("enableCache")) is not stage.side_effects
     placed = platform[f"exec-{stage.name}"]
     assert placed["securityContext"] == {
@@ -202,6 +204,9 @@ def test_an_image_given_at_compilation_is_every_tasks_image() -> None:
     spec, _ = yaml.safe_load_all(compiled_text(resolve(preset="demo"), image="registry.example/ramen@sha256:0"))
     images = {executor["container"]["image"] for executor in spec["deploymentSpec"]["executors"].values()}
     assert images == {"registry.example/ramen@sha256:0"}
+    for name in ("exec-warmup", "exec-prune-retrain"):  # a job over several nodes runs what the step runs
+        given = spec["deploymentSpec"]["executors"][name]["container"]["env"]
+        assert {"name": "RAMEN_IMAGE", "value": "registry.example/ramen@sha256:0"} in given
 
 
 def test_a_preset_given_at_compilation_is_the_parameters_default(tmp_path: Path) -> None:

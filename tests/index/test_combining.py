@@ -73,3 +73,19 @@ def test_error_reaches_the_request_that_caused_it_and_no_other(gate: Gate, combi
         with pytest.raises(ValueError, match="bad text"):
             bad.result()
     assert combiner.query(["5"], 1)[0][0].uid == "l5", "it goes on"
+
+
+def test_many_texts_at_once_are_answered_in_turns(
+    gate: Gate, combiner: Combiner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramen.index.combining.BATCH", 5)
+    with ThreadPoolExecutor(16) as pool:
+        first = pool.submit(combiner.query, ["0"], 1)
+        assert gate.entered.wait(10)
+        rest = [pool.submit(combiner.query, [str(i)] * 3, 1) for i in range(1, 8)]
+        while len(combiner._waiting) < 7:
+            time.sleep(0.01)
+        gate.open.set()
+        assert first.result()
+        assert [future.result()[2][0].uid for future in rest] == [f"l{i}" for i in range(1, 8)]
+    assert gate.batches == [1, 6, 6, 6, 3]

@@ -86,6 +86,7 @@ def test_server_answers_many_texts_at_once_and_refuses_what_it_cannot_answer(ask
     assert len(ask({"inputs": ["rook"]})[1]["predictions"][0]["ids"]) == 10
     for body, said in [
         ({"inputs": ["rook"], "params": {"k": 0}}, "at least 1"),
+        ({"inputs": ["rook"], "params": {"k": 1_000_000_000}}, "at most 1000"),
         ({"inputs": ["rook"], "params": {"k": "many"}}, "k"),
         ({"inputs": [1, 2]}, "str"),
         ({"inputs": {"text": "rook"}}, "list"),

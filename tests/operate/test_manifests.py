@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from pipelines import resources
+from ramen.config import Index
 
 ROOT = Path(__file__).resolve().parents[2]
 KUSTOMIZE = ROOT / "infra" / "kustomize"
@@ -157,6 +158,14 @@ def test_names_are_the_pipelines() -> None:
         assert f"name: {resources.STORE_SECRET}, key: {key}" in text
     for key in resources.MLFLOW_KEYS:
         assert f"name: {resources.MLFLOW_SECRET}, key: {key}" in text
+
+
+def test_the_server_has_memory_for_the_largest_index_that_is_built() -> None:
+    (server,) = (one for _, one in _documents() if one["kind"] == "InferenceService")
+    predictor = server["spec"]["predictor"]
+    most = predictor["containers"][0]["resources"]["limits"]["memory"]
+    disk = next(volume for volume in predictor["volumes"] if "emptyDir" in volume)["emptyDir"]["sizeLimit"]
+    assert min(int(most.removesuffix("Gi")), int(disk.removesuffix("Gi"))) >= Index().memory_gb + 4
 
 
 # --- images ------------------------------------------------------------------------------------------------------

@@ -32,11 +32,12 @@ class Cluster:
 
     def __init__(self, end: str = "Complete", error: int = 0) -> None:
         self.end, self.error = end, error
+        self.unknown: tuple[str, ...] = ()
         self.jobs: dict[str, Any] = {}
         self.deleted: list[str] = []
         self.looks = 0
 
-    def create_namespaced_custom_object(self, group: str, version: str, namespace: str, plural: str, job: Any) -> None:
+    def create_namespaced_custom_object(self, group: str, version: str, namespace: str, plural: str, job: Any) -> Any:
         from kubernetes.client import ApiException
 
         assert (group, version, plural) == ("trainer.kubeflow.org", "v1alpha1", "trainjobs") and namespace == "lab"
@@ -52,6 +53,7 @@ class Cluster:
                 text=True,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
+        return {**job, "spec": {key: value for key, value in job["spec"].items() if key not in self.unknown}}
 
     def get_namespaced_custom_object(self, group: str, version: str, namespace: str, plural: str, name: str) -> Any:
         self.looks += 1
@@ -100,6 +102,14 @@ def test_step_hands_its_work_to_the_nodes_and_takes_the_model_back(step: dict[st
     assert names["KFP_RUN_ID"]["value"] == "run-7"
     assert names["MLFLOW_TRACKING_PASSWORD"]["valueFrom"]["secretKeyRef"]["optional"] is True
     assert cluster.deleted == list(cluster.jobs) and not list((tmp_path / "jobs").iterdir()), "nothing is left behind"
+
+
+def test_a_trainer_that_drops_the_nodes_and_the_volume_trains_nothing(step: dict[str, Any]) -> None:
+    cluster = Cluster("Failed")
+    cluster.unknown = ("runtimePatches",)
+    with pytest.raises(RamenError, match=r"Trainer does not know spec.runtimePatches; install Kubeflow Trainer 2.2"):
+        trainjob.run_job("warmup", api=cluster, **step)
+    assert cluster.deleted == list(cluster.jobs)
 
 
 def test_failed_job_is_one_line_and_leaves_the_inputs_for_the_next_attempt(
@@ -172,8 +182,10 @@ def test_number_of_nodes_and_template_are_checked(
 
 
 def test_shipped_template_names_what_the_pipeline_names() -> None:
-    (override,) = yaml.safe_load(trainjob.TEMPLATE.read_text())["spec"]["podTemplateOverrides"]
-    pod = override["spec"]
+    (patch,) = yaml.safe_load(trainjob.TEMPLATE.read_text())["spec"]["runtimePatches"]
+    (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    assert job["name"] == "node"
     assert pod["serviceAccountName"] == resources.SERVICE_ACCOUNT and pod["nodeSelector"] == dict([resources.GPU_POOL])
     assert pod["tolerations"][0]["key"] == resources.GPU
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == resources.WORK_CLAIM

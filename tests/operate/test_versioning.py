@@ -108,6 +108,19 @@ def test_wrong_keys_are_one_line(s3: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert "\n" not in str(caught.value)
 
 
+def test_whatever_fails_in_a_push_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import getpass
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000")
+
+    (tmp_path / "graph").mkdir()
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    monkeypatch.delenv("DVC_SITE_CACHE_DIR", raising=False)
+    with pytest.raises(RamenError, match=r"graph cannot be pushed \(.*uid not found"):
+        push(tmp_path / "graph", "graph", str(tmp_path / "remote"))
+
+
 def test_pushing_the_same_twice_gives_the_same_pointer(tmp_path: Path) -> None:
     (tmp_path / "graph").mkdir()
     (tmp_path / "graph" / "edges.npz").write_bytes(b"x" * 100)
