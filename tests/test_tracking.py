@@ -267,6 +267,7 @@ def test_processes_that_start_at_once_share_a_new_store(tmp_path: Path) -> None:
     assert [out.strip() for out, _ in said] == ["1"] * 3, said
 
 
+@pytest.mark.usefixtures("store")
 def test_a_store_that_takes_no_file_now_costs_a_warning_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
