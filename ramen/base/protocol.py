@@ -62,7 +62,7 @@ class Problem:
         """CSR N x texts, ones: labels that read so are no negatives of a document.
 
         The texts of its true and ignored labels and its own. Labels of the same text cannot be told apart, and one that
-        reads as the document would be the nearest wrong one for ever (methods of RAMEN 1.4).
+        reads as the document would be the nearest wrong one for ever: titles repeat in Amazon's data.
         """
         count = 1 + int(max(self.label_texts.max(initial=0), self.document_texts.max(initial=0)))
         known = (self.y + self.ignore) @ _one_hot(self.label_texts, count) + _one_hot(self.document_texts, count)

@@ -1,4 +1,4 @@
-"""From raw edges to the graph that is trained on: clean first, walk after (methods of RAMEN 3.3).
+"""From raw edges to the graph that is trained on: clean first, walk after (R-ICLR B; docs/method.md, Pruning).
 
 Cleaning before walking matters: a test document removed after the walk has already lent its links to others.
 """

@@ -1,4 +1,4 @@
-"""Which anchors are the items themselves, and raw edges without those that must not be (methods of RAMEN 3.3)."""
+"""Which anchors are the items themselves, and raw edges without those that must not be (docs/method.md, Pruning)."""
 
 from __future__ import annotations
 

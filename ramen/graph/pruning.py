@@ -1,4 +1,4 @@
-"""Pruning of noisy edges with the encoder's own vectors (methods of RAMEN 4.5)."""
+"""Pruning of noisy edges with the encoder's own vectors (R-ICLR B)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Online tuning of the regularisation weights by a bandit (R-ICLR 3; methods of RAMEN 4.6).
+"""Online tuning of the regularisation weights by a bandit (R-ICLR 3).
 
 Every window of `period` steps trains with perturbed weights `λ + z`; the mean feedback P of the window says which way
 each λ should go. As published, P is the weighted loss itself, which contains every λ as a factor: its slope in λ is the

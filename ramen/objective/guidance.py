@@ -1,4 +1,4 @@
-"""What an oracle's vectors add to the loss (MOGIC; methods 7.3).
+"""What an oracle's vectors add to the loss (MOGIC, M-blog).
 
 The oracle is a dual encoder that reads metadata beside the texts. Its vectors are computed once and never change; the
 student's documents must rank the oracle's labels, the oracle's documents the student's labels, and both are drawn to

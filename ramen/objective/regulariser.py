@@ -1,4 +1,4 @@
-"""Graph regularisers R_x and R_z: pull documents and labels to their anchors (methods of RAMEN 4.1-4.2).
+"""Graph regularisers R_x and R_z: pull documents and labels to their anchors (R-ICLR 3).
 
 As published, a row (a document or a label) must be nearer to its anchor than to other anchors. `symmetric` adds the
 other direction: the anchor must be nearer to its row than to the step's other rows. That is the direction in which the

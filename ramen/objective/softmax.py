@@ -1,4 +1,4 @@
-"""The decoupled softmax loss (DEXML; methods of RAMEN 5.4).
+"""The decoupled softmax loss (DEXML).
 
 Letters: B documents, L labels.
 """

@@ -1,4 +1,4 @@
-"""The triplet loss over a matrix of scores, with one reduction for every term (methods of RAMEN 4.1-4.3).
+"""The triplet loss over a matrix of scores, with one reduction for every term (R-ICLR 3, ngame).
 
 Letters: B rows (documents or labels), N candidates (labels or anchors).
 """

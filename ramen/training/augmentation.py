@@ -1,4 +1,4 @@
-"""AugGT: the plain alternative to a regulariser, shared anchors as ground truth (R-ICLR T5; methods of RAMEN 3.3)."""
+"""AugGT: the plain alternative to a regulariser, shared anchors as ground truth (R-ICLR T5)."""
 
 from __future__ import annotations
 

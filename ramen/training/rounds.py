@@ -1,4 +1,4 @@
-"""Prune-and-retrain rounds (methods of RAMEN 4.5).
+"""Prune-and-retrain rounds (R-ICLR B).
 
 A round embeds documents, labels and anchors with the current encoder, keeps the edges whose cosine exceeds the
 threshold, and trains a few epochs on what is left. The *original* graph is pruned each time, so edges can come back;

@@ -481,7 +481,7 @@ def same_as_warmed(model: Artifact, asked: Settings) -> None:
 def training_graphs(path: Path, problem: Problem, held_out: NDArray[np.int64]) -> dict[str, dict[str, Graph]]:
     """The graphs under `path` without the edges to held-out documents (their rows), where documents are anchors.
 
-    A label that is drawn to a document is trained on that pair; so, as no test document is an anchor (methods 3.3),
+    A label that is drawn to a document is trained on that pair; so, as no test document is an anchor,
     none that validates is one.
     """
     texts, graphs = problem.train.at(held_out), read_graphs(path)

@@ -1,4 +1,4 @@
-"""The oracle's terms against the golden values of the methods notes (7.3), worked out by hand."""
+"""The oracle's terms against the golden values worked out by hand."""
 
 from __future__ import annotations
 

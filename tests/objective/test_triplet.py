@@ -1,4 +1,4 @@
-"""Triplet loss and regularisers against the golden values of the methods notes, torch's own loss, and hand counts."""
+"""Triplet loss and regularisers against the golden values worked out by hand, torch's own loss, and hand counts."""
 
 from __future__ import annotations
 
