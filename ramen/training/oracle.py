@@ -2,9 +2,9 @@
 
 It is trained first, by the same base algorithm and without graphs, on texts followed by those of their anchors
 (MOGIC). Its vectors are computed once; from then on it is not needed, and nothing of it is served. It reads what the
-graph holds, that is, nothing of a test document, and no walked edges: they are guesses. Nor may an item's text name what it
-is to be matched with: a document's edge to an anchor that is one of its labels is left out, and a label's edge to an
-anchor that is one of its documents.
+graph holds, that is, nothing of a test document, and no walked edges: they are guesses. Nor may an item's text name
+what it is to be matched with: a document's edge to an anchor that is one of its labels is left out, and a label's edge
+to an anchor that is one of its documents.
 """
 
 from __future__ import annotations
