@@ -128,7 +128,9 @@ class Objective(Section):
     )
     margin: float = knob(0.3, "margin of every triplet term", "R-ICLR T16", ge=0, le=2)
     hardest: int = knob(10, "hardest negatives kept per row; 0 = all", "ngame", ge=0)
-    temperature: float = knob(0.1, "softmax temperature of the negatives' weights", "ngame", gt=0)
+    temperature: float = knob(
+        0.1, "softmax temperature of the negatives' weights, and of the bandit's heldout_loss", "ngame", gt=0
+    )
     reduction: Literal["softmax", "mean", "sum_all"] = knob(
         "softmax",
         "how hinges become a number, the same for all terms: softmax-weighted over the hardest violators, "
@@ -154,7 +156,8 @@ class Objective(Section):
     )
     anchor_sampling: Sampling = knob(
         "inverse_sqrt_degree",
-        "how a row's positive anchor is drawn; uniform as published, the other favours specific anchors over hubs",
+        "how a row's positive anchor is drawn, and in which order an oracle reads them; uniform as published, the other "
+        "favours specific anchors over hubs",
     )
     anchor_reuse: bool = knob(
         True,
