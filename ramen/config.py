@@ -156,8 +156,8 @@ class Objective(Section):
     )
     anchor_sampling: Sampling = knob(
         "inverse_sqrt_degree",
-        "how a row's positive anchor is drawn, and in which order an oracle reads them; uniform as published, the other "
-        "favours specific anchors over hubs",
+        "how a row's positive anchor is drawn, and in which order an oracle reads them; uniform as published, the "
+        "other favours specific anchors over hubs",
     )
     anchor_reuse: bool = knob(
         True,
