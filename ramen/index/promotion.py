@@ -184,19 +184,10 @@ def _asked(name: str, holder: int, ask: Ask | None) -> tuple[Contest | None, str
     try:
         contest = ask(load_version(name, str(holder)))
     except RamenError as error:
-        return (
-            None,
-            "",
-            [
-                f"version {holder}, which holds the alias, cannot be asked ({reason(error)}); `ramen promote VERSION "
-                "--force` moves the alias all the same"
-            ],
-        )
-    return (
-        contest,
-        f"version {holder}, evaluated on another dataset, was asked {contest.documents:,} test documents",
-        [],
-    )
+        force = "`ramen promote VERSION --force` moves the alias all the same"
+        return None, "", [f"version {holder}, which holds the alias, cannot be asked ({reason(error)}); {force}"]
+    note = f"version {holder}, evaluated on another dataset, was asked {contest.documents:,} test documents"
+    return contest, note, []
 
 
 def _as_tags(metrics: Mapping[str, float]) -> dict[str, str]:
