@@ -1,0 +1,76 @@
+"""What README and docs name is there: pages, headings, commands, options, knobs, presets, studies, revisions."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from ramen.cli import cli
+from ramen.config import SECTIONS, presets
+from ramen.studies import studies
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("infra/*.md")])
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        file, _, heading = target.partition("#")
+        place = (page.parent / file).resolve() if file else page
+        assert place.exists(), target
+        if heading:
+            assert heading in {_anchor(line) for line in place.read_text(encoding="utf-8").splitlines()}, target
+
+
+def _anchor(line: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-") if line.startswith("#") else ""
+
+
+def _commands(page: Path) -> Iterator[list[str]]:
+    """Lines of code blocks that call ramen, as words; a table's row "ramen 58.27" is none."""
+    for block in re.findall(r"^ *```(?:\w*)\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.S | re.M):
+        for line in block.replace("\\\n", " ").splitlines():
+            for words in re.split(r";|&&|\|", line.split("#")[0]):
+                if re.match(r"\s*ramen [a-z]", words):
+                    yield shlex.split(words)[1:]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=_name)
+def test_commands_are_what_ramen_takes(page: Path) -> None:
+    for name, *words in _commands(page):
+        command = cli.commands[name]
+        given, _, _ = command.make_parser(click.Context(command, info_name=name)).parse_args(list(words))
+        if given.get("preset"):
+            assert given["preset"] in presets(), words
+        if str(given.get("study") or "").removesuffix(".yaml") == given.get("study"):
+            assert given["study"] in studies(), words
+        for assignment in given.get("sets") or ():
+            section, knob = assignment.partition("=")[0].split(".")[:2]
+            assert knob in SECTIONS[section].model_fields, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_revisions_are_in_the_history(page: Path) -> None:
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("no whole history here")
+    for revision in set(
+        re.findall(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7}\b", page.read_text(encoding="utf-8"))
+    ):
+        assert git("cat-file", "-e", f"{revision}^{{commit}}").returncode == 0, revision
