@@ -97,10 +97,11 @@ def test_a_stop_ends_the_running_stage_with_a_checkpoint(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Console, "_say", say)
+    before = set(psutil.Process().children(recursive=True))  # other tests' servers
     long = settings(xc_folder, "training.epochs=9999", "training.warmup_epochs=9999")
     with pytest.raises(Interrupted, match=r"warmup: .*a checkpoint was written"):
         run_local(long, tmp_path / "out", arm="ramen")
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
     assert any((tmp_path / "ramen-work").glob("warmup-*/*"))
 
 

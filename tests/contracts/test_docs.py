@@ -53,7 +53,8 @@ def _commands(page: Path) -> Iterator[list[str]]:
 def test_commands_are_what_ramen_takes(page: Path) -> None:
     for name, *words in _commands(page):
         command = cli.commands[name]
-        given, _, _ = command.make_parser(click.Context(command, info_name=name)).parse_args(list(words))
+        context = click.Context(command, info_name=name, parent=click.Context(cli, **cli.context_settings))
+        given, _, _ = command.make_parser(context).parse_args(list(words))
         if given.get("preset"):
             assert given["preset"] in presets(), words
         if str(given.get("study") or "").removesuffix(".yaml") == given.get("study"):
