@@ -128,7 +128,8 @@ def summarise(outcomes: Sequence[Outcome], against: Sequence[Outcome] | None, ke
     """
 
     def value(metrics: Mapping[str, float], key: str) -> float:
-        return metrics.get(key, metrics.get(key.removeprefix(ENCODER), math.nan))
+        more = any(name.startswith(ENCODER) for name in metrics)  # than an encoder: then what is not there is unknown
+        return metrics.get(key if more else key.removeprefix(ENCODER), math.nan)
 
     def table(rows: Sequence[Outcome]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         return np.array([[value(outcome.metrics, key) for key in keys] for outcome in rows])

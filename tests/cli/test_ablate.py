@@ -181,8 +181,9 @@ def test_gains_carry_their_error_over_the_test_documents(tiny_source: Path, here
 def test_a_row_of_the_encoder_alone_is_compared_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "quantiles.csv").write_text("bin,labels\n")
     one = Outcome({"p_at_1": 40.0}, 1.0, tmp_path, Path("one"))
-    two = Outcome({"p_at_1": 45.0, "encoder/p_at_1": 41.5}, 1.0, tmp_path, Path("two"))
-    done = summarise([two], [one], ["p_at_1", "encoder/p_at_1", "links/x"])
+    two = Outcome({"p_at_1": 45.0, "r_at_100": 70.0, "encoder/p_at_1": 41.5}, 1.0, tmp_path, Path("two"))
+    done = summarise([two], [one], ["p_at_1", "encoder/p_at_1", "encoder/r_at_100", "links/x"])
+    assert np.isnan(done.mean["encoder/r_at_100"]), "what its classifiers rank is not the encoder's"
     assert done.gain["p_at_1"] == 5.0 and done.gain["encoder/p_at_1"] == 1.5 and np.isnan(done.gain["links/x"])
     assert not done.gain_error, "other data sets, other documents"
 
