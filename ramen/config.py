@@ -568,7 +568,7 @@ def _assign(tree: dict[str, Any], text: str) -> None:
         if not isinstance(before, Mapping):
             raise ConfigError(f"--set {text}: {section}.{key} has no entries; expected {section}.{key}=value")
         parsed = {**before, entry[0]: parsed}
-    _merge(tree, {section: {key: parsed}}, "--set")
+    tree.setdefault(section, {})[key] = parsed
 
 
 def _merge(tree: dict[str, Any], update: Mapping[str, Any], where: str) -> None:

@@ -155,39 +155,39 @@ def _judge(
     name: str,
     version: int,
     settings: Settings,
-    asked: Callable[[int], tuple[Contest | None, str, list[str]]],
+    asked: Callable[[int], tuple[Contest | None, str, str]],
 ) -> Decision:
     """The gate's decision against whoever else holds the alias now; it is on the version's tags."""
     holder = _holder(client, name, settings.alias)
     if holder == version:
         return Decision(holder)
-    own, note = evaluated(_tags(client, name, version)), ""
+    own, note, lost = evaluated(_tags(client, name, version)), "", ""
     held = None if holder is None else evaluated(_tags(client, name, holder))
-    lost: list[str] = []
-    if held is not None and holder is not None and held.get("dataset") != own.get("dataset"):
+    if holder is not None and held is not None and held.get("dataset") != own.get("dataset"):
         contest, note, lost = asked(holder)
         if contest:
             own |= _as_tags(contest.candidate)
             held = {"dataset": own["dataset"], **_as_tags(contest.holder)}
         elif not lost and UPDATED_TAG in own:
-            lost = [f"version {holder}, which holds the alias, is none that it was made from; update that one"]
+            lost = f"version {holder}, which holds the alias, is none that it was made from; update that one"
     decision = gate(own, held, settings, holder, note)
-    decision.reasons.extend(lost)
+    if lost:
+        decision.reasons.append(lost)
     _tag(client, name, version, decision.tags(settings.alias))
     return decision
 
 
-def _asked(name: str, holder: int, ask: Ask | None) -> tuple[Contest | None, str, list[str]]:
+def _asked(name: str, holder: int, ask: Ask | None) -> tuple[Contest | None, str, str]:
     """Candidate and holder on the candidate's test documents, what to say of it, and why the alias must not move."""
     if ask is None:
-        return None, "", []
+        return None, "", ""
     try:
         contest = ask(load_version(name, str(holder)))
     except RamenError as error:
         force = "`ramen promote VERSION --force` moves the alias all the same"
-        return None, "", [f"version {holder}, which holds the alias, cannot be asked ({reason(error)}); {force}"]
+        return None, "", f"version {holder}, which holds the alias, cannot be asked ({reason(error)}); {force}"
     note = f"version {holder}, evaluated on another dataset, was asked {contest.documents:,} test documents"
-    return contest, note, []
+    return contest, note, ""
 
 
 def _as_tags(metrics: Mapping[str, float]) -> dict[str, str]:

@@ -130,8 +130,9 @@ def publish_again(found: str, *, settings: Settings, sample: Sequence[str], ask:
     with plain_errors(f"looking for {settings.model!r}"):
         if not connect().search_registered_models(f"name = '{settings.model}'"):
             return None
-    same = [one for one in versions(settings.model) if one.tags.get(CONTENTS_TAG) == found]
-    for version in (one for one in same if one.tags.get(SMOKE_TAG) == PASSED):
+    for version in versions(settings.model):
+        if version.tags.get(CONTENTS_TAG) != found or version.tags.get(SMOKE_TAG) != PASSED:
+            continue
         try:
             smoke(f"models:/{settings.model}/{version.number}", sample)
         except Exception:  # whatever is wrong with it, a new one takes its place

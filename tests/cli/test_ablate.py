@@ -52,6 +52,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_shipped_study_reads_and_its_rows_resolve() -> None:
     from ramen.config import resolve
 
+    assert f"Studies: {', '.join(studies())}." in CliRunner().invoke(cli, ["ablate", "--help"]).output
     for name in studies():
         study = read_study(name, ["links"])
         assert study.rows and study.title
