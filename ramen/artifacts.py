@@ -14,6 +14,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -48,6 +49,8 @@ KINDS: dict[str, str] = {
 
 WRITERS = ("safetensors", "safetensors_rust", "pyarrow")
 """Libraries with error classes of their own for a failed read or write."""
+BESIDE = re.compile(r"(?<=/)\.([^/]+)\.\w{8}(?:\.tmp)?(?=[/'\"]|$)")
+"""The name of a draft or of a file that is being written, in a path; its group is the name it will have."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,11 @@ def drafts(
     """
     made: dict[str, Draft] = {}
     held: list[int] = []
+    fresh: list[Path] = []
     try:
         for name, place in outputs.items():
             parent = Path(place).absolute().parent
+            fresh += [folder for folder in (parent, *parent.parents) if not folder.exists()]
             parent.mkdir(parents=True, exist_ok=True)
             _sweep(parent, Path(place).name)
             beside = tempfile.mkdtemp(prefix=f".{Path(place).name}.", suffix=".tmp", dir=parent)
@@ -157,6 +162,9 @@ def drafts(
             shutil.rmtree(draft.path, ignore_errors=True)
         for handle in held:
             os.close(handle)
+        for folder in sorted(fresh, key=lambda folder: len(folder.parts), reverse=True):
+            with suppress(OSError):  # in use, as it should be
+                folder.rmdir()
 
 
 def _sweep(parent: Path, name: str) -> None:
@@ -224,11 +232,14 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def failed_io(error: BaseException) -> str:
-    """One line about an error of the file system (no space, read-only, missing), empty for any other error."""
+    """One line about an error of the file system (no space, read-only, missing), empty for any other error.
+
+    It names what was to be written, not the file beside it.
+    """
     if isinstance(error, OSError) and (error.filename or error.errno):
-        return str(error)
+        return BESIDE.sub(r"\1", str(error))
     if type(error).__module__.partition(".")[0] in WRITERS:
-        return str(error).strip().splitlines()[0]
+        return BESIDE.sub(r"\1", str(error).strip().splitlines()[0])
     return ""
 
 

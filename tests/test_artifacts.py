@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ramen.artifacts import MANIFEST, Artifact, drafts, open_artifact, read_csr, read_texts, write_csr, write_texts
+from ramen.artifacts import (
+    MANIFEST,
+    Artifact,
+    drafts,
+    failed_io,
+    open_artifact,
+    read_csr,
+    read_texts,
+    write_csr,
+    write_texts,
+)
 from ramen.errors import ArtifactError
 
 
@@ -93,6 +103,27 @@ def test_a_failure_leaves_the_old_artifact_and_nothing_else(tmp_path: Path) -> N
         raise RuntimeError
     assert open_artifact(tmp_path / "graph", "graph").digest == before
     assert names(tmp_path) == ["graph"]
+
+
+def test_a_failure_leaves_no_folder_that_was_made_for_its_output(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    places = {"dataset": tmp_path / "mine" / "new" / "dataset", "graph": tmp_path / "mine" / "new" / "in" / "graph"}
+    with pytest.raises(RuntimeError), drafts(places, sections={}, inputs={}, work=tmp_path / "work"):
+        raise RuntimeError
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/data/.dataset.k3j2h_0a.tmp", "/data/dataset"),
+        ("/data/.dataset.k3j2h_0a.tmp/train.parquet", "/data/dataset/train.parquet"),
+        ("/data/.metrics.json.k3j2h_0a", "/data/metrics.json"),
+        ("/data/.hidden.folder/file.parquet", "/data/.hidden.folder/file.parquet"),
+    ],
+)
+def test_a_failed_write_names_the_output_and_not_the_file_beside_it(path: str, told: str) -> None:
+    assert failed_io(PermissionError(13, "Permission denied", path)) == f"[Errno 13] Permission denied: '{told}'"
 
 
 def test_success_replaces_the_old_artifact(tmp_path: Path) -> None:
