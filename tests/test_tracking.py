@@ -224,11 +224,25 @@ def test_compared_runs_say_what_data_they_saw() -> None:
     ]  # fmt: skip
 
 
-def test_to_ask_for_runs_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", [["compare"], ["registry"], ["rollback"], ["promote", "1"], ["query", "mail"]])
+def test_to_ask_a_store_that_is_not_there_makes_none(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
-    asked = CliRunner().invoke(cli, ["compare"])
+    asked = CliRunner().invoke(cli, command)
     assert asked.exit_code == 1 and asked.output.startswith(f"error: no tracking database at sqlite:///{tmp_path}")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_may_have_a_space_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "my für runs"
+    here.mkdir()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(here)
+    with start_pipeline_run("ramen", ""), open_tracker("ingest"):
+        pass
+    asked = CliRunner().invoke(cli, ["compare"])
+    assert asked.exit_code == 0 and "ramen" in asked.output
 
 
 @pytest.mark.usefixtures("store")

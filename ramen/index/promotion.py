@@ -223,7 +223,7 @@ def promote(name: str, alias: str, version: str, settings: Settings | None = Non
         GateRefused: the gate says no; the decision is on the version.
         RamenError: no such model or version, or the version never answered.
     """
-    client = connect()
+    client = connect(must_exist=True)
     number = resolve_version(name, version)
     with plain_errors(f"moving alias {alias!r} of {name!r}"):
         tags = _tags(client, name, number)
@@ -255,7 +255,7 @@ def rollback(name: str, alias: str) -> tuple[int, int]:
     Raises:
         RamenError: the alias points nowhere, or nothing held it before.
     """
-    client = connect()
+    client = connect(must_exist=True)
     holder = resolve_version(name, alias)
     with plain_errors(f"rolling back alias {alias!r} of {name!r}"):
         before = _tags(client, name, holder).get(_before_tag(alias), NOBODY)

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from ramen.errors import Interrupted, RamenError, reason
 from ramen.processes import rank
@@ -407,8 +408,8 @@ def require_store() -> None:
 
 
 def _database(uri: str) -> Path | None:
-    """The file of a store that is a SQLite database; None for any other store."""
-    return Path.cwd() / uri.removeprefix("sqlite:///") if uri.startswith("sqlite:///") else None
+    """The file of a store that is a SQLite database; None for any other store. MLflow writes a space as %20."""
+    return Path.cwd() / unquote(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
 @contextmanager
