@@ -56,6 +56,11 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
     """
     from kfp import local
 
+    for place in (out / arm / name for name in Outputs._fields):
+        if place.exists() and not place.is_symlink():
+            raise RamenError(
+                f"{place}: a link to the run's {place.name} belongs there; move it away, or give another --out"
+            )
     store = (out / STORE).absolute()
     local.init(
         local.SubprocessRunner(use_venv=False), pipeline_root=str(store), raise_on_error=True, enable_caching=True,
@@ -108,10 +113,6 @@ def versions(settings: Config) -> dict[str, str]:
 
 def _link(place: Path, target: Path) -> Path:
     """Point `place` to `target` by a relative link, replacing an older link in one step."""
-    if place.is_dir() and not place.is_symlink():
-        raise RamenError(
-            f"{place}: is a folder, where a link to the run's {place.name} belongs; move it away, or give another --out"
-        )
     place.parent.mkdir(parents=True, exist_ok=True)
     beside = place.parent / f".{place.name}.link"
     beside.unlink(missing_ok=True)

@@ -133,11 +133,15 @@ def drafts(
     """Write artifacts beside their places; on success finish the manifests and rename all, else remove all.
 
     Args:
-        outputs: artifact name -> final directory (an older artifact there is replaced at the end).
+        outputs: artifact name -> final directory (an older artifact of its kind there is replaced at the end).
         sections: validated section values of the stage, recorded in the manifest.
         inputs: opened inputs, whose digests are recorded in the manifest.
         work, task: the stage's work directory and what was asked for, handed to each draft.
+
+    Raises:
+        ArtifactError: an output's place holds something else than an older artifact of its kind, or an input.
     """
+    _spare(outputs, inputs)
     made: dict[str, Draft] = {}
     held: list[int] = []
     fresh: list[Path] = []
@@ -165,6 +169,37 @@ def drafts(
         for folder in sorted(fresh, key=lambda folder: len(folder.parts), reverse=True):
             with suppress(OSError):  # in use, as it should be
                 folder.rmdir()
+
+
+def _spare(outputs: Mapping[str, str | os.PathLike[str]], inputs: Mapping[str, Artifact]) -> None:
+    """Refuse places where an artifact would replace what is not an older one of its kind, a user's data for one."""
+    taken = {artifact.path.resolve(): name for name, artifact in inputs.items()}
+    for name, place in outputs.items():
+        whole, option = Path(place).resolve(), f"--{name.replace('_', '-')}"
+        for other, its in taken.items():
+            if whole.is_relative_to(other) or other.is_relative_to(whole):
+                raise ArtifactError(f"{place}: is the place of {its} too; give {name} another {option}")
+        if not _replaceable(Path(place), KINDS[name]) or Path.cwd().is_relative_to(whole):
+            raise ArtifactError(
+                f"{place}: {name} is written there in place of what there is, which is no {KINDS[name]} of ramen's; "
+                f"give another {option}, or move it away"
+            )
+        taken[whole] = name
+
+
+def _replaceable(place: Path, kind: str) -> bool:
+    """Whether nothing is lost there: no folder, an empty one, a link, or an artifact of the kind, be it damaged."""
+    if place.is_symlink() or not place.exists():
+        return True
+    if not place.is_dir():
+        return False
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return not any(place.iterdir())
+    except ValueError:
+        return True
+    return isinstance(manifest, dict) and manifest.get("kind") == kind
 
 
 def _sweep(parent: Path, name: str) -> None:

@@ -24,6 +24,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ramen.errors import ConfigError, nearest
+from ramen.yamlfile import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 PARAMS_FILE = "params.yaml"
@@ -531,13 +532,9 @@ def parse_section(name: str, values: Mapping[str, Any]) -> Section:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = read_yaml(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `ramen config > {path}` writes a complete one") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):

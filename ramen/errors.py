@@ -111,6 +111,11 @@ def reason(error: BaseException) -> str:
     return cause.group(1) if cause else lines[0]
 
 
+def undecoded(error: UnicodeDecodeError) -> tuple[int, str]:
+    """Line, from 1, and byte, as 0xe9, at which a file that was read whole is not in its encoding."""
+    return error.object[: error.start].count(b"\n") + 1, f"0x{error.object[error.start]:02x}"
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """What to say of a name that is not among the valid ones."""
     names = list(valid)

@@ -70,7 +70,7 @@ class Stage:
 
     def code_paths(self) -> list[Path]:
         """Files and folders under the package that the stage depends on."""
-        return [PACKAGE / part for part in ("artifacts.py", "config.py", "stages.py", *self.code)]
+        return [PACKAGE / part for part in ("artifacts.py", "config.py", "stages.py", "yamlfile.py", *self.code)]
 
     def code_version(self) -> str:
         """sha256 (12 hex digits) of the source files the stage depends on."""
@@ -237,7 +237,8 @@ def run_stage(
                     metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
                 except Exception as error:
                     if reason := failed_io(error):
-                        raise ArtifactError(f"{name}: {reason}; no output was changed") from error
+                        where = "" if "/" in reason else f" (while writing {', '.join(map(str, outputs.values()))})"
+                        raise ArtifactError(f"{name}: {reason}{where}; no output was changed") from error
                     raise
                 computed = True
         finally:

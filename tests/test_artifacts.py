@@ -105,6 +105,37 @@ def test_a_failure_leaves_the_old_artifact_and_nothing_else(tmp_path: Path) -> N
     assert names(tmp_path) == ["graph"]
 
 
+def test_only_an_older_artifact_of_its_kind_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "graph")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "train.raw.txt").write_text("years of work")
+    (tmp_path / "notes.txt").write_text("more of it")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+
+    def place(path: Path, name: str = "dataset", **inputs: Artifact) -> None:
+        with drafts({name: path}, sections={}, inputs=inputs, work=tmp_path / "work"):
+            pass
+
+    for path in (mine, tmp_path / "notes.txt", tmp_path / "graph", tmp_path, Path()):
+        with pytest.raises(ArtifactError, match="give another --dataset, or move it away"):
+            place(path)
+    graph = open_artifact(tmp_path / "graph", "graph")
+    with pytest.raises(ArtifactError, match="is the place of graph too; give pruned_graph another --pruned-graph"):
+        place(tmp_path / "graph", "pruned_graph", graph=graph)
+    both = {"model": tmp_path / "same", "pruned_graph": tmp_path / "same" / "graph"}
+    refused = pytest.raises(ArtifactError, match="is the place of model too; give pruned_graph another")
+    with refused, drafts(both, sections={}, inputs={}, work=tmp_path / "work"):
+        pass
+    assert (mine / "train.raw.txt").read_text() == "years of work"
+    assert names(tmp_path) == ["empty", "graph", "mine", "notes.txt"]
+    monkeypatch.chdir(tmp_path)
+    place(tmp_path / "empty")
+    (tmp_path / "graph" / MANIFEST).write_text("damaged")
+    place(tmp_path / "graph", "graph")
+
+
 def test_a_failure_leaves_no_folder_that_was_made_for_its_output(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     places = {"dataset": tmp_path / "mine" / "new" / "dataset", "graph": tmp_path / "mine" / "new" / "in" / "graph"}

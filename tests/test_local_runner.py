@@ -139,12 +139,19 @@ def test_a_failure_without_an_error_line_shows_the_last_words() -> None:
     assert console.failure() == "ingest: two\ningest: three\ningest: ValueError: four"
 
 
-def test_a_link_replaces_a_link_but_never_a_folder(tmp_path: Path) -> None:
+def test_a_link_replaces_a_link(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     place = _link(tmp_path / "out" / "model", tmp_path / "a")
     assert place.resolve() == tmp_path / "a"
     assert _link(tmp_path / "out" / "model", tmp_path / "b").resolve() == tmp_path / "b"
-    (tmp_path / "out" / "graph").mkdir()
-    with pytest.raises(RamenError, match=r"graph: is a folder"):
-        _link(tmp_path / "out" / "graph", tmp_path / "a")
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_is_no_link_is_kept_and_told_before_anything_runs(folder: bool, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "ramen" / "graph"
+    mine.parent.mkdir(parents=True)
+    mine.mkdir() if folder else mine.write_text("mine")
+    with pytest.raises(RamenError, match="ramen/graph: a link to the run's graph belongs there; move it away"):
+        run_local(settings(tmp_path), tmp_path / "out", arm="ramen")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["ramen"] and mine.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -33,6 +34,10 @@ def fail(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
     raise DataError(Problem("f", "broken"))
 
 
+def full(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
+    raise OSError(errno.ENOSPC, "No space left on device")  # of a write: it names no file
+
+
 def stopped(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
     (dataset.path / "file").write_text("half")
     os.kill(os.getpid(), signal.SIGTERM)
@@ -47,12 +52,13 @@ def read(*, dataset: Any, graph: Any, walk: Any, track: Any) -> dict[str, float]
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = ModuleType("planted_stages")
-    for function in (write, fail, read, stopped):
+    for function in (write, fail, full, read, stopped):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "planted_stages", module)
     for name, function, reads, writes, sections in (
         ("write", "write", (), ("dataset",), ("data",)),
         ("fail", "fail", (), ("dataset",), ("data",)),
+        ("full", "full", (), ("dataset",), ("data",)),
         ("stopped", "stopped", (), ("dataset",), ("data",)),
         ("read", "read", ("dataset",), ("graph",), ("walk",)),
     ):
@@ -86,10 +92,16 @@ def test_a_failure_keeps_the_old_output_and_the_checkpoint() -> None:
     assert (SEEN["work"] / "checkpoint").is_file()
 
 
+def test_a_full_disk_is_told_with_the_output_it_stood_in_the_way_of() -> None:
+    said = r"full: \[Errno 28\] No space left on device \(while writing artifacts/dataset\); no output was changed"
+    with pytest.raises(ArtifactError, match=said):
+        run_stage("full", sections={})
+
+
 def test_a_stop_leaves_nothing_behind() -> None:
     with pytest.raises(Interrupted):
         run_stage("stopped", sections={})
-    assert list(Path("artifacts").iterdir()) == []
+    assert not Path("artifacts").exists()
 
 
 def test_a_missing_input_is_named() -> None:

@@ -13,6 +13,7 @@ import click
 from ramen.artifacts import write_text
 from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress
+from ramen.errors import ConfigError
 from ramen.processes import rank
 from ramen.stages import Stage, default_path, run_stage
 
@@ -40,6 +41,10 @@ def stage_command(stage: Stage) -> click.Command:
     def callback(resolve: Callable[..., Config], metrics: Path, **values: Any) -> None:
         from ramen.tracking import open_tracker
 
+        if metrics.is_dir():
+            raise ConfigError(
+                f"--metrics {metrics}: is a folder; give a file in it, like {metrics / metrics_path(stage.name).name}"
+            )
         show_progress()
         shorthands = {"source": "data.source", "path": "data.path"}
         more = [f"{knob}={values[key]}" for key, knob in shorthands.items() if values.get(key) is not None]
@@ -75,7 +80,8 @@ def stage_command(stage: Stage) -> click.Command:
 
 
 def _artifact_options(stage: Stage) -> list[click.Option]:
-    roles = [(name, "read") for name in stage.reads] + [(name, "written") for name in stage.writes]
+    written = "written; an older one there is replaced"
+    roles = [(name, "read") for name in stage.reads] + [(name, written) for name in stage.writes]
     return [
         click.Option(
             [f"--{name.replace('_', '-')}", name],
@@ -94,7 +100,7 @@ def _shorthands(stage: Stage) -> list[click.Option]:
         return []
     return [
         click.Option(["--source"], metavar="NAME", help="Short for --set data.source=NAME."),
-        click.Option(["--path"], type=PATH, help="Short for --set data.path=PATH."),
+        click.Option(["--path"], type=PATH, help="Your data; short for --set data.path=PATH."),
     ]
 
 

@@ -48,6 +48,8 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
 
     if out.suffix != ".parquet":
         raise RamenError(f"{out}: answers are written as Parquet; give a name that ends in .parquet")
+    if out.resolve() == path.resolve():
+        raise RamenError(f"{out}: holds the queries; give the answers another name")
     queries = list(_queries(path))
     if not queries:
         raise DataError(Problem(str(path), "expected queries, found none"))
@@ -69,9 +71,14 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
 
 
 def _queries(path: Path) -> Iterator[tuple[str, str]]:
-    """(uid, text) of every query of a file."""
+    """(uid, text) of every query of a file. Raises DataError for a uid that comes twice: whose answers were they?"""
     if path.suffix in (".parquet", ".jsonl", ".json"):
-        yield from ((uid, text) for _, uid, text in text_rows(path, "query"))
+        seen: dict[str, int] = {}
+        for row, uid, text in text_rows(path, "query"):
+            if (first := seen.setdefault(uid, row)) != row:
+                expected = f"query {uid!r} is already on line {first}"
+                raise DataError(Problem(str(path), expected, "give every query a uid of its own", row))
+            yield uid, text
         return
     lines = enumerate(text_lines(path), 1)
     yield from ((str(number), line.strip()) for number, line in lines if line.strip())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ramen.artifacts import read_texts
-from ramen.errors import DataError, Problem
+from ramen.errors import DataError, Problem, undecoded
 
 
 def text_rows(path: Path, item: str) -> Iterator[tuple[int, str, str]]:
@@ -30,8 +30,13 @@ def text_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file. Raises DataError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(Problem(str(path), f"cannot be read ({error})", "give a UTF-8 text file")) from None
+    except OSError as error:
+        raise DataError(Problem(str(path), f"cannot be read ({error})")) from None
+    except UnicodeDecodeError as error:
+        line, byte = undecoded(error)
+        raise DataError(
+            Problem(str(path), f"expected UTF-8 text, found the byte {byte}", "save it as that", line)
+        ) from None
 
 
 def _form(path: Path) -> str:

@@ -67,6 +67,9 @@ def read_changes(add: Path | None, remove: Path | None) -> Changes:
     removed: set[str] = set()
     if remove:
         removed = {line.strip() for line in text_lines(remove) if line.strip()}
+    for path, given in ((add, added), (remove, removed)):
+        if path and not given:
+            raise DataError(Problem(str(path), "expected labels, found none"))
     if both := sorted(removed & set(added)):
         raise DataError(Problem(str(remove), f"label {both[0]!r} is also in {add}", "a label is added or removed"))
     return Changes(added, frozenset(removed))

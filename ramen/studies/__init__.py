@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ramen.errors import ConfigError, nearest
+from ramen.yamlfile import read_yaml
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -89,15 +88,15 @@ def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
     path = FOLDER / f"{name}.yaml" if name in studies() else Path(name)
     if not path.is_file():
         raise ConfigError(f"study {name!r}: unknown; there are {', '.join(studies())}, or give a YAML file")
+    tree = read_yaml(path)
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
         if unknown := set(tree) - FIELDS:
             raise ConfigError(f"{sorted(unknown)[0]}: unknown; {nearest(sorted(unknown)[0], FIELDS)}")
         rows = [_row(row) for row in tree.get("rows", [])]
         for template in tree.get("rows_per_anchor_set", []):
             rows += [_row(template, anchor_set) for anchor_set in anchor_sets]
         title = str(tree["title"])
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: is no study ({error}); see ramen/studies for the form") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -105,6 +104,8 @@ def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{path}: two rows are called {twice[0]!r}; names of rows must differ")
     per_set = bool(tree.get("rows_per_anchor_set"))
+    if not rows and (anchor_sets or not per_set):
+        raise ConfigError(f"{path}: has no rows; see ramen/studies for the form")
     lost = {row.against for row in rows if row.against} - set(names)
     if lost and (anchor_sets or not per_set):
         raise ConfigError(f"{path}: `against: {sorted(lost)[0]}` names no row; there are {', '.join(names)}")
@@ -115,5 +116,7 @@ def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:
     if unknown := set(tree) - ROW_FIELDS:
         name = sorted(unknown)[0]
         raise ConfigError(f"row {tree.get('name', '?')!r}: {name}: unknown; {nearest(name, ROW_FIELDS)}")
+    if isinstance(tree.get("set"), str):
+        raise ConfigError(f"row {tree.get('name', '?')!r}: set: expected a list, as in [{tree['set']}]")
     sets = tuple(str(text).replace("{set}", anchor_set) for text in tree.get("set") or [])
     return Row(str(tree["name"]).replace("{set}", anchor_set), sets, str(tree.get("against", "")))
