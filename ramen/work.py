@@ -41,10 +41,15 @@ def alone(work: Path, task: Mapping[str, Any]) -> Iterator[None]:
     """Hold the lock of a work directory; the system lets go of it when the process ends, however it ends.
 
     Raises:
-        ArtifactError: another process, maybe on another machine, is at the same task.
+        ArtifactError: another process, maybe on another machine, is at the same task, or checkpoints have no place.
     """
     path = work.with_name(f"{work.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(
+            f"{path.parent}: no folder can be made there for checkpoints ({error.strerror}); set {WORK_ENV} to another"
+        ) from None
     while True:
         with path.open("a+") as lock:
             try:

@@ -66,6 +66,8 @@ class Rule:
     part: str = ""
 
 
+_FILTERED = "give some, or look at the file of filtered pairs if there is one"
+
 RULES = (
     Rule("texts", "uid_characters", "expected an identifier, found none", low=1),
     Rule("texts", "uid", "identifier {value!r} twice", "identifiers of one file must differ"),
@@ -81,8 +83,8 @@ RULES = (
          part="texts/train"),
     Rule("problem", "test_documents", "expected test documents, found none", "", low=1, part="texts/test"),
     Rule("problem", "labels", "expected at least two labels, found {value}", "", low=2, part="texts/labels"),
-    Rule("problem", "pairs", "no training document has a label", "", low=1, part="labels/train"),
-    Rule("problem", "test_pairs", "no test document has a label", "give some: every run is evaluated", low=1,
+    Rule("problem", "pairs", "no training document has a label that counts", _FILTERED, low=1, part="labels/train"),
+    Rule("problem", "test_pairs", "no test document has a label that counts", _FILTERED, low=1,
          part="labels/test"),
     Rule("problem", "overlap", "{value} test documents are training documents too (first: {first_overlap!r})",
          "remove them from one of the two", high=0, part="texts/test"),
@@ -199,8 +201,8 @@ def _problem_frame(problem: Problem) -> pd.DataFrame:
         "documents": len(problem.train),
         "test_documents": len(problem.test),
         "labels": len(problem.labels),
-        "pairs": problem.y_train.nnz,
-        "test_pairs": problem.y_test.nnz,
+        "pairs": _counting(problem.y_train, problem.filter_train),
+        "test_pairs": _counting(problem.y_test, problem.filter_test),
         "overlap": len(overlap),
         "first_overlap": overlap[0] if overlap else "",
         "twins": len(read) - len(texts),
@@ -208,6 +210,14 @@ def _problem_frame(problem: Problem) -> pd.DataFrame:
         "same_content": sum(item in content for item in _contents(problem.test.texts, problem.y_test)),
     }
     return pd.DataFrame([facts])
+
+
+def _counting(true: sp.csr_matrix, ignored: sp.csr_matrix) -> int:
+    """How many of the true pairs are not to be ignored."""
+    fits = true.shape == ignored.shape and (ignored.indices < ignored.shape[1]).all()
+    if not fits:  # another rule is broken
+        return int(true.nnz)
+    return int(true.nnz - true.multiply(ignored != 0).nnz)
 
 
 def _contents(texts: list[str], labels: sp.csr_matrix) -> Iterator[bytes]:

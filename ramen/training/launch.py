@@ -15,7 +15,7 @@ import torch
 
 from ramen.artifacts import Artifact
 from ramen.config import Section, Training
-from ramen.errors import ERROR, Interrupted, RamenError
+from ramen.errors import ERROR, ConfigError, Interrupted, RamenError
 from ramen.processes import world_size
 from ramen.training.distributed import Processes, joined
 
@@ -38,9 +38,12 @@ def together(
     starts the others on this machine; each runs the same stage with the same sections and inputs, and writes nothing.
 
     Raises:
+        ConfigError: the machine is too small for so many.
         RamenError: another process failed; its last line is in the message.
     """
     count = training.processes or max(1, torch.cuda.device_count())
+    if world_size() == 1:
+        _check_room(count)
     if world_size() > 1 or count == 1:
         with joined() as processes:
             _limit_threads(training, processes)
@@ -71,6 +74,15 @@ def together(
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def _check_room(count: int) -> None:
+    """Refuse more processes than GPUs, or than cores where there is none: they would only fill the memory."""
+    gpus = torch.cuda.device_count()
+    most = gpus or max(2, cores())  # two on one core are slow, and show that it works
+    if count > most:
+        what = "GPUs" if gpus else "cores"
+        raise ConfigError(f"training.processes = {count}: this machine has {gpus or cores()} {what}; {most} at most")
 
 
 def _start(command: list[str], names: Mapping[str, str]) -> subprocess.Popen[str]:

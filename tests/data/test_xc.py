@@ -76,6 +76,19 @@ def test_a_matrix_that_is_nearly_an_anchor_set_is_told(xc_folder: Path, capsys: 
     )
 
 
+def test_a_graph_that_lies_elsewhere_or_is_half_there_is_told(
+    xc_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = list(xc.read(settings(xc_folder)).anchor_sets)
+    raw = xc_folder / "raw_data"
+    (raw / "sessions.raw.txt").write_text("one\ntwo\n")
+    (raw / "clicks_trn_X_Y.txt").write_text("60 2\n")
+    assert list(xc.read(settings(xc_folder)).anchor_sets) == sets
+    told = f"{raw}/sessions.raw.txt: not read; there is neither sessions_trn_X_Y nor sessions_lbl_X_Y in {xc_folder}"
+    misplaced = f"{raw}/clicks_trn_X_Y.txt: not read; the matrices of an anchor set lie beside raw_data, not in it"
+    assert capsys.readouterr().err.splitlines() == [f"warning: {misplaced}", f"warning: {told}"]
+
+
 def test_a_byte_order_mark_is_no_text(xc_folder: Path, tiny_problem: Problem) -> None:
     for name in ("raw_data/train.raw.txt", "trn_X_Y.txt"):
         file = xc_folder / name

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ramen.artifacts import open_artifact
-from ramen.errors import RamenError
+from ramen.errors import ConfigError, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.training.distributed import Processes
 from ramen.training.launch import together
@@ -104,6 +104,20 @@ def test_a_process_that_dies_ends_the_stage_with_its_words(
     ):
         raise AssertionError("the other process never came")
     assert "WORLD_SIZE" not in os.environ
+
+
+def test_more_processes_than_cores_are_refused_before_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramen.config import Training
+
+    def start(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("ramen.training.launch._start", start)
+    with (
+        pytest.raises(ConfigError, match=r"training.processes = 2000: this machine has \d+ \w+; \d+ at most"),
+        together("warmup", {}, {}, Training(processes=2000)),
+    ):
+        pass
 
 
 def test_shares_are_a_partition_with_even_tokens() -> None:

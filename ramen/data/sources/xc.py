@@ -54,6 +54,8 @@ _FILTERS = {
 }
 _GROUPS = "trn_groups.txt"
 _MATRIX = re.compile(r".+_.+_X_Y\.(?:npz|txt|txt\.gz)")
+_RAW = re.compile(r"(?P<list>.+)\.raw\.txt(?:\.gz)?")
+_LISTS = ("train", "test", "label")
 _GRAPH = re.compile(r"(?P<set>[A-Za-z0-9_-]+?)_(?:trn|lbl|tst)_X_Y\.(?:npz|txt|txt\.gz)")
 
 
@@ -84,9 +86,7 @@ def read(settings: config.Data) -> Problem:
     defects.raise_if_any()
     filters = {kind: _read_filter(folder, kind, y[kind].shape, defects) for kind in _FILTERS}
     counts = {"trn": len(train.texts), "lbl": len(labels.texts), "tst": len(test.texts)}
-    for file in _nearly_graphs(folder):
-        expected = "expected NAME_trn_X_Y or NAME_lbl_X_Y, with letters, digits, _ and - in NAME"
-        warn(f"{file}: not read; {expected} for an anchor set")
+    _warn_of_lost_graphs(folder)
     groups = _read_groups(folder, len(train.texts), settings, defects)
     anchor_sets = {name: _read_anchors(folder, name, counts, settings, defects) for name in anchor_set_names(folder)}
     defects.raise_if_any()
@@ -118,10 +118,23 @@ def anchor_set_names(folder: Path) -> list[str]:
     return sorted({match["set"] for match in matches if match and not match["set"].endswith("_renee")})
 
 
-def _nearly_graphs(folder: Path) -> list[Path]:
-    """Matrices that are no part of the data set by their names, though they look like one."""
-    alike = (file for file in folder.iterdir() if _MATRIX.fullmatch(file.name))
-    return sorted(file for file in alike if not _GRAPH.fullmatch(file.name))
+def _warn_of_lost_graphs(folder: Path) -> None:
+    """Name matrices and texts that by their names or places are no part of an anchor set, though they look like it."""
+    inside = folder / "raw_data"
+    further = sorted(inside.iterdir()) if inside.is_dir() else []
+    for file in sorted(folder.iterdir()):
+        if _MATRIX.fullmatch(file.name) and not _GRAPH.fullmatch(file.name):
+            expected = "expected NAME_trn_X_Y or NAME_lbl_X_Y, with letters, digits, _ and - in NAME"
+            warn(f"{file}: not read; {expected} for an anchor set")
+    for file in further:
+        if _MATRIX.fullmatch(file.name):
+            warn(f"{file}: not read; the matrices of an anchor set lie beside {inside.name}, not in it")
+    known = {*anchor_set_names(folder), *_LISTS}
+    for file in (*sorted(folder.iterdir()), *further):
+        match = _RAW.fullmatch(file.name)
+        if match and match["list"] not in known:
+            name = match["list"]
+            warn(f"{file}: not read; there is neither {name}_trn_X_Y nor {name}_lbl_X_Y in {folder}")
 
 
 def _subset(problem: Problem, settings: config.Data) -> Problem:
