@@ -73,14 +73,12 @@ def load_optimizer_tensors(
         fields = {key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.rsplit("/", 1)[0] == name}
         if fields:
             optimizer.state[parameter] = {
-                key: _step(value) if key == "step" else value.to(parameter.device).clone()
+                # the step count of fused AdamW is a tensor on the device, as all it keeps; that of SparseAdam a number
+                key: int(value)
+                if key == "step" and not value.is_floating_point()
+                else value.to(parameter.device).clone()
                 for key, value in fields.items()
             }
-
-
-def _step(value: torch.Tensor) -> torch.Tensor | int:
-    """The step count as the optimiser keeps it: a tensor, or a plain number (SparseAdam), whose powers are exact."""
-    return value.clone() if value.is_floating_point() else int(value)
 
 
 def save_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -17,6 +17,7 @@ import torch
 from ramen.artifacts import open_artifact
 from ramen.errors import ArtifactError, Interrupted, RamenError
 from ramen.stages import run_stage
+from ramen.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from ramen.training.loop import Trainer
 from ramen.training.session import Session
 
@@ -235,3 +236,18 @@ def test_a_loss_that_is_not_finite_names_documents_and_weights(tiny_artifacts: d
         RamenError, match=r"(loss is|gradient is not) .*at step 0 \(documents (train|label)-\d+, .*task=1e\+308"
     ):
         warm(tiny_artifacts, tmp_path, sections)
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", "meta"]
+)  # meta stands for a GPU: fused AdamW refuses a count of steps elsewhere
+def test_all_that_the_optimiser_kept_comes_back_to_the_device_of_its_parameters(device: str) -> None:
+    trained = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(trained.parameters(), fused=True)
+    trained(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    there = torch.nn.Linear(3, 2, device=device)
+    resumed = torch.optim.AdamW(there.parameters())
+    load_optimizer_tensors(there, resumed, optimizer_tensors(trained, optimizer))
+    kept = [value for parameter in there.parameters() for value in resumed.state[parameter].values()]
+    assert len(kept) == 6 and {value.device.type for value in kept} == {device}
