@@ -116,14 +116,18 @@ def probe(
                 Defect(str(dataset.path), "no held-out document to ask", "set training.validation_fraction above 0")
             )
         asked = _held_out(problem, graphs, held_out)
-    encoder = load_trained(model.path, config.encoder) if model else load_encoder(config.encoder.name, config.encoder)
+    candidates = problem.candidates
+    if candidates is not None and not on_test:  # held-out documents have none of the labels that training never sees
+        candidates = np.setdiff1d(np.arange(len(problem.labels)), candidates)
+    own = config.encoder
+    encoder = load_trained(model.path, own) if model else load_encoder(own.name, own, max_length=own.max_length)
     log.info("encoding %d documents and %d labels", len(asked.texts), len(problem.labels))
     vectors = encoder.encode(asked.texts.texts)
     labels = encode_labels(encoder, model.path, problem.labels.texts) if model else encoder.encode(problem.labels.texts)
     inv_p = inverse_propensity(problem.y_train, config.scoring.propensity_a, config.scoring.propensity_b)
 
     def ranked(documents: Vectors, by: Vectors) -> NDArray[np.int64]:
-        found, scores = search(documents, by, config.scoring.retrieve, config.scoring.chunk, problem.candidates)
+        found, scores = search(documents, by, config.scoring.retrieve, config.scoring.chunk, candidates)
         return apply_filter(found, scores, asked.ignored, DEPTH)[0]
 
     ranking = ranked(vectors, labels)

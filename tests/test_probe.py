@@ -16,6 +16,7 @@ from ramen.artifacts import open_artifact
 from ramen.cli import cli
 from ramen.config import Config, resolve
 from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.data.subset import hide_labels
 from ramen.errors import ArtifactError, DataError
 from ramen.probe import probe
 
@@ -70,6 +71,16 @@ def test_the_graph_that_knows_more_gains_and_noise_does_not(planted: dict[str, P
     assert (told.documents, told.labels, told.true, told.missed) == (100, 100, 100, 100)
     assert told.chance == pytest.approx(100 / LABELS, abs=4), "one of 16 labels shares the anchor"
     assert told.mistaken == 0 and noise.true < 30
+
+
+def test_held_out_documents_are_asked_for_labels_that_training_may_see(
+    planted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of a zero-shot problem they have no others, while at test only unseen labels compete."""
+    hidden = on_disk(hide_labels(Problem.read(planted["dataset"]), 0.3, seed=0), tmp_path)
+    opened = [open_artifact(hidden[name], name) for name in ("dataset", "graph")]
+    text, said = probe(opened[0], opened[1], None, settings(), on_test=False)
+    assert text["p_at_1"] + said["told"].gains["labels"]["p_at_1"].points > 60, "three in ten have no label left"
 
 
 def test_test_documents_are_asked_with_their_own_edges_only_on_request(planted: dict[str, Path]) -> None:

@@ -35,7 +35,10 @@ def warmup(
         oracle, judged = None, dict[str, float]()
         if guidance.enabled:
             oracle, judged = train_oracle(dataset, graph, warm_model, settings, track, processes)
-        session = Session(dataset, graph, warm_model, encoder.name, settings, track, processes, oracle=oracle)
+        session = Session(
+            dataset, graph, warm_model, encoder.name, settings, track, processes,
+            oracle=oracle, max_length=encoder.max_length,
+        )  # fmt: skip
         with session.interruptible():
             session.resume()
             session.train("warmup", min(training.warmup_epochs, training.epochs))

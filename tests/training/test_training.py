@@ -21,6 +21,7 @@ from ramen.config import Encoder, Training
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.data.subset import hide_labels
 from ramen.encoder.loading import load_encoder
+from ramen.encoder.model import SETTINGS_FILE
 from ramen.errors import ArtifactError, ConfigError, DataError, Interrupted, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
@@ -339,6 +340,17 @@ def test_a_loss_that_is_not_finite_stops_with_the_step(tiny_artifacts: dict[str,
     sections = changed(objective={"lambda_task": 1e308}, training={"lr": 1.0})
     with pytest.raises(RamenError, match=r"loss is (inf|nan) at step 0 .*training\.lr"):
         train(tiny_artifacts, tmp_path, sections)
+
+
+def test_a_folder_with_a_limit_of_its_own_is_cut_where_the_knob_says(
+    tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """As the same weights are by their name: a model of sentence-transformers says 256 or 512 tokens of itself."""
+    load_encoder("tiny", Encoder(name="tiny", max_length=16)).save(tmp_path / "start")
+    train(tiny_artifacts, tmp_path, changed(encoder={"name": str(tmp_path / "start"), "max_length": 8}))
+    for name in ("warm_model", "model"):
+        said = json.loads((tmp_path / name / SETTINGS_FILE).read_text())
+        assert said["max_seq_length"] == 8
 
 
 def test_the_rate_rises_then_falls_to_nothing() -> None:
