@@ -83,16 +83,16 @@ class SetSampler:
     """Samples the anchors of one set: positives from the pruned graph, masks from the unpruned one.
 
     Attributes:
-        texts: side, or "anchors" -> text number of each item. An anchor that reads as its row does is no negative: its
-            edge is cleaned away, and it would be the nearest of all for ever.
-
-    What else is no negative: anchors with an edge in the unpruned graph, and those in `kin` (see `graph.cleaning.kin`).
+        masks: of anchors' texts. No negatives of a row are anchors that read as one it has an edge to in the unpruned
+            graph, as one of its `kin` (see `graph.cleaning.kin`), or as the row itself: its edge is cleaned away, and
+            it would be the nearest of all for ever.
+        texts: text number of each anchor.
     """
 
     name: str
     draws: Mapping[str, RowSampler | SharedSampler]
     masks: Mapping[str, MembershipMask]
-    texts: Mapping[str, Ints]
+    texts: Ints
 
     @classmethod
     def build(
@@ -106,8 +106,11 @@ class SetSampler:
         texts: Mapping[str, Ints],
         kin: Mapping[str, sp.csr_matrix],
     ) -> SetSampler:
-        """`sides`: graph side ("train", "labels") -> whether its regulariser is on; `kin` likewise, side -> CSR."""
-        num_anchors = next(iter(unpruned.values())).shape[1]
+        """Args:
+        sides: graph side ("train", "labels") -> whether its regulariser is on.
+        texts: side, or "anchors" -> text number of each item.
+        kin: side -> CSR.
+        """
         weights = drawing_weights(unpruned, sampling)
         draws: dict[str, RowSampler | SharedSampler] = {}
         for side in (side for side, on in sides.items() if on):
@@ -117,9 +120,14 @@ class SetSampler:
             else:
                 of_edges = None if weights is None else weights[graph.indices]
                 draws[side] = RowSampler(graph.indptr, graph.indices, of_edges)
-        linked = {side: sp.csr_matrix(unpruned[side].csr() + kin[side]) for side in draws}
-        masks = {side: MembershipMask(each.indptr, each.indices, num_anchors) for side, each in linked.items()}
-        return cls(name, draws, masks, texts)
+        width = 1 + max(int(numbers.max(initial=0)) for numbers in texts.values())
+        masks = {}
+        for side in draws:
+            linked = sp.csr_matrix(unpruned[side].csr() + kin[side])
+            known = np.insert(texts["anchors"][linked.indices], linked.indptr[1:], texts[side])
+            pointers = linked.indptr + np.arange(len(linked.indptr), dtype=np.int64)
+            masks[side] = MembershipMask(pointers, known.astype(np.int32), width)
+        return cls(name, draws, masks, texts["anchors"])
 
     def draw(self, rows: Mapping[str, Ints], seed: int, position: tuple[int, int]) -> Draws:
         """Draw one anchor per row and side; `rows` maps side -> items of the batch."""
@@ -147,12 +155,12 @@ class SetSampler:
             rng: chooses a row for each anchor.
             separate: a side's negatives are its own anchors only.
         """
+        read, reads = np.unique(self.texts[pool], return_inverse=True)
         links: dict[str, SideLinks | None] = {"train": None, "labels": None}
         for side, (places, anchors) in drawn.items():
             inside = np.isin(anchors, pool)
             places, anchors = places[inside], anchors[inside]
-            mask = self.masks[side](step[side], pool)
-            mask |= self.texts[side][step[side]][:, None] == self.texts["anchors"][pool][None, :]
+            mask = self.masks[side](step[side], read)[:, reads]
             if separate:
                 mask |= ~np.isin(pool, anchors)[None, :]
             positive = np.searchsorted(pool, anchors)

@@ -143,6 +143,23 @@ def test_an_anchor_that_reads_as_its_row_is_no_negative(tiny_problem: Problem) -
     assert found == {("train", 7, 2), ("labels", 4, 5)}
 
 
+def test_an_anchor_that_reads_as_one_the_row_is_linked_to_is_no_negative(tiny_problem: Problem) -> None:
+    """It has the very vector of the positive: pushed away as hard as that is pulled, and nothing would move."""
+    links = tiny_problem.anchor_sets["links"]
+    texts = np.array(links.texts.texts, object)
+    texts[1::2] = texts[::2][: len(texts[1::2])]  # every anchor but the last has a twin
+    anchors = replace(links, texts=Texts(links.texts.uids, texts.tolist()))
+    problem = replace(tiny_problem, anchor_sets={"links": anchors})
+    sampler = with_graphs(sampler_of(problem, batch_size=60), problem)
+    step = sampler.step(sampler.epoch_order(0), 0, 0)
+    batch, twins = step.anchors["links"], (texts[:, None] == texts[None, :]).astype(float)
+    for side, items, found in (("train", step.documents, batch.document), ("labels", step.labels, batch.label)):
+        assert found is not None
+        linked = getattr(anchors, side).toarray()[items]
+        np.testing.assert_array_equal(found.mask, (linked @ twins > 0)[:, batch.pool])
+        assert (found.mask & (linked[:, batch.pool] == 0)).any(), "a twin that is not linked itself was in the step"
+
+
 def test_an_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_problem: Problem) -> None:
     """Anchors are the labels and the documents, by their uids alone, whatever the edges are."""
     documents, labels = (
