@@ -181,10 +181,10 @@ def _keep_top(start, found, counts, touched, out, out_counts):  # type: ignore[n
 
 @njit(parallel=True, cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _enrich(ptr, anchors, w_ptr, w_anchors, w_shares, own_ptr, own_anchors, max_new, blocks):  # type: ignore[no-untyped-def]
-    """New anchors per row, (int32 [rows, max_new], float32 shares of the same shape); a share of 0 = none."""
+    """New anchors per row, (int32 [rows, max_new], float64 shares of the same shape); a share of 0 = none."""
     rows, columns = len(ptr) - 1, len(w_ptr) - 1
     out = np.zeros((rows, max_new), np.int32)
-    out_shares = np.zeros((rows, max_new), np.float32)
+    out_shares = np.zeros((rows, max_new), np.float64)  # as the sums they are compared with: else ties were none
     for block in prange(blocks):
         shares = np.zeros(columns, np.float64)
         touched = np.empty(columns, np.int32)
@@ -220,9 +220,10 @@ def enrich(
         (anchors int32 [rows, max_new], shares float32 of the same shape, 0 where there is none), strongest first.
     """
     with use_threads(threads) as used:
-        return _enrich(  # type: ignore[no-any-return]
+        found, strength = _enrich(
             matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), shares.indptr.astype(np.int64),
             shares.indices.astype(np.int32), shares.data.astype(np.float32),
             own.indptr.astype(np.int64), own.indices.astype(np.int32), max_new,
             min(max(matrix.shape[0], 1), used * BLOCKS_PER_THREAD),
         )  # fmt: skip
+    return found, strength.astype(np.float32)

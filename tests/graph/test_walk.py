@@ -109,6 +109,18 @@ def test_enrichment_adds_the_strongest_absent_anchors() -> None:
             assert min(found.values()) >= rest.max() - 1e-6
 
 
+def test_of_equally_strong_absent_anchors_the_lower_are_added() -> None:
+    """Anchors 0 to 2 of the only row all lead to 3, 4, 5 and 6, equally often."""
+    matrix = sp.csr_matrix(np.array([[1, 1, 1, 0, 0, 0, 0]], np.float32))
+    none = sp.csr_matrix(matrix.shape, dtype=np.float32)
+    for share in np.random.default_rng(0).random((50, 3, 1)).astype(np.float32):
+        shares = np.zeros((7, 7), np.float32)
+        shares[:3, 3:] = share
+        anchors, weights = enrich(matrix, sp.csr_matrix(shares), none, 2)
+        assert anchors.tolist() == [[3, 4]] and weights.dtype == np.float32
+        np.testing.assert_allclose(weights, share.mean(), rtol=1e-6)
+
+
 def test_empty_graphs_are_fine() -> None:
     assert walk(sp.csr_matrix((0, 0)), hops=4, restart=0.8, top_k=2, degree_cap=5, seed=0).shape == (0, 0)
     assert walk(sp.csr_matrix((3, 2)), hops=4, restart=0.8, top_k=2, degree_cap=5, seed=0).toarray().tolist() == [
