@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.errors import MissingExtra
+from ramen.processes import local_rank, world_size
 
 Vectors = NDArray[np.float32]
 Search = Callable[[Vectors, int], tuple[Vectors, NDArray[np.int64]]]
@@ -19,11 +20,14 @@ BLOCK = 1 << 24
 """Scores held at a time (64 MB) where a document is compared with all labels in full."""
 
 
-def _faiss() -> Any:
+def load_faiss() -> Any:
+    """The module faiss. Raises MissingExtra when it is not installed."""
     try:
         import faiss
     except ImportError:
-        raise MissingExtra("retrieval needs faiss: pip install 'ramen[cpu]' or 'ramen[gpu]'") from None
+        raise MissingExtra(
+            "faiss is not installed: pip install 'ramen[cpu]' (or 'ramen[gpu]' on a CUDA machine; not both)"
+        ) from None
     return faiss
 
 
@@ -32,7 +36,8 @@ def search(
 ) -> tuple[NDArray[np.int64], Vectors]:
     """The k labels of the largest inner product with each document, exactly.
 
-    Equal scores are ordered by lower label id, at the cut as well. All GPUs that FAISS sees are used.
+    Equal scores are ordered by lower label id, at the cut as well. All GPUs that FAISS sees are used; of several
+    processes each uses its own.
 
     Args:
         documents: float32 [N', D].
@@ -66,10 +71,12 @@ def search(
 
 def _searcher(labels: Vectors, depth: int) -> Search:
     """FAISS's exact search over the labels: on all GPUs where there are any, else on the CPU without a copy."""
-    faiss = _faiss()
+    faiss = load_faiss()
     count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
     if count > 0 and depth < GPU_MAX_K:
-        index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(labels.shape[1]))
+        # of several processes each searches on its own GPU: with all on all, every GPU would hold the labels P times
+        gpus = list(range(count)) if world_size() == 1 else [local_rank() % count]
+        index = faiss.index_cpu_to_gpus_list(faiss.IndexFlatIP(labels.shape[1]), gpus=gpus)
         index.add(labels)
         return lambda x, n: index.search(x, n)  # type: ignore[no-any-return]
     return lambda x, n: faiss.knn(x, labels, n, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]

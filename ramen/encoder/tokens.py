@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,18 +66,6 @@ class TokenStore:
             parts.append(np.fromiter((token for ids in batch for token in ids), np.int32))
         ids = np.concatenate(parts) if parts else np.zeros(0, np.int32)
         return cls(ids, np.cumsum(lengths), int(tokenizer.pad_token_id or 0))
-
-    def save(self, folder: Path) -> None:
-        """Write two .npy files that `load` maps into memory."""
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / "ids.npy", self.ids)
-        np.save(folder / "offsets.npy", np.append(self.offsets, self.pad_id))
-
-    @classmethod
-    def load(cls, folder: Path) -> TokenStore:
-        """Map a saved store into memory; only the pages that are read take room."""
-        tail = np.load(folder / "offsets.npy", mmap_mode="r", allow_pickle=False)
-        return cls(np.load(folder / "ids.npy", mmap_mode="r", allow_pickle=False), tail[:-1], int(tail[-1]))
 
     def packs(self, texts: NDArray[np.int64], budget: int) -> Iterator[tuple[NDArray[np.int64], Pack]]:
         """Cut texts into packs, several texts to a row of tokens.

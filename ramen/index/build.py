@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.config import Index as Settings
-from ramen.errors import ArtifactError, ConfigError, MissingExtra, RamenError
+from ramen.errors import ArtifactError, ConfigError, RamenError
+from ramen.retrieval import load_faiss
 
 SERIAL_UP_TO = 100_000
 """Labels up to which an index is built by one thread when `index.build_threads` is 0."""
@@ -27,17 +28,6 @@ POINTS_PER_LIST = 39
 
 TABLE_BYTES = 2 << 30
 """faiss' own bound of the tables that it computes on reading, which are not in the file."""
-
-
-def load_faiss() -> Any:
-    """The module faiss. Raises MissingExtra when it is not installed."""
-    try:
-        import faiss
-    except ImportError:
-        raise MissingExtra(
-            "faiss is not installed: pip install 'ramen[cpu]' (or 'ramen[gpu]' on a CUDA machine; not both)"
-        ) from None
-    return faiss
 
 
 def chosen_kind(labels: int, width: int, settings: Settings) -> str:
@@ -180,13 +170,12 @@ def build_threads(labels: int, settings: Settings) -> int:
     return 1 if labels <= SERIAL_UP_TO else (os.cpu_count() or 1)
 
 
-def exact_ids(labels_LD: NDArray[np.float32], queries_nD: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """The k labels of the highest inner product per query, by exhaustive scan: int64 [n, min(k, L)]."""
-    faiss = load_faiss()
-    flat = faiss.IndexFlatIP(labels_LD.shape[1])
-    flat.add(np.ascontiguousarray(labels_LD))
-    ids: NDArray[np.int64] = flat.search(np.ascontiguousarray(queries_nD), min(k, len(labels_LD)))[1]
-    return ids
+def held_vectors(index: Any) -> NDArray[np.float32]:
+    """What the index holds, as it holds it: float32 [L, D]."""
+    if (lists := inverted_lists(index)) is not None:
+        lists.make_direct_map()
+    vectors: NDArray[np.float32] = index.reconstruct_n(0, index.ntotal)
+    return vectors
 
 
 def ann_recall(index: Any, queries_nD: NDArray[np.float32], exact_nk: NDArray[np.int64], k: int) -> float:
@@ -197,7 +186,7 @@ def ann_recall(index: Any, queries_nD: NDArray[np.float32], exact_nk: NDArray[np
     Args:
         index: a faiss index.
         queries_nD: float32 [n, D], n >= 1.
-        exact_nk: int [n, >= k] from `exact_ids`, best first.
+        exact_nk: int [n, >= k] from `retrieval.search`, best first.
         k: depth.
     """
     assert len(queries_nD) == len(exact_nk) and len(queries_nD) and exact_nk.shape[1] >= k >= 1

@@ -2,7 +2,8 @@
 
 Data that are ingested every day are another dataset every day, so the figures on a version's tags never fit together.
 The holder is therefore asked the candidate's test documents, and labels that it does not know are labels it misses:
-that is what it would serve today. Documents that it was trained on flatter it; a split by time has none.
+that is what it would serve today. Its vectors are searched exactly, as the candidate's were: what an index loses is
+`index.min_recall`'s matter. Documents that it was trained on flatter it; a split by time has none.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from ramen.data.dataset import Problem
 from ramen.evaluation.metrics import DEPTH, apply_filter, inverse_propensity
 from ramen.evaluation.predictions import PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import overall_and_thirds
+from ramen.index.build import held_vectors
 from ramen.index.measuring import evenly
 from ramen.index.retriever import Retriever
+from ramen.retrieval import search
 
 DOCUMENTS = 10_000
 """Test documents that are asked at most."""
@@ -77,12 +80,10 @@ def _answers(holder: Retriever, problem: Problem, rows: NDArray[np.int64]) -> ND
     """The holder's first labels of some test documents, by the problem's numbers: int64 [rows, 100], padded with L."""
     num_labels = len(problem.labels)
     number = {uid: i for i, uid in enumerate(problem.labels.uids)}
-    known = np.array(
-        [number.get(uid, num_labels) for uid in holder.uids] + [num_labels], np.int64
-    )  # faiss pads with -1
+    known = np.array([number.get(uid, num_labels) for uid in holder.uids] + [num_labels], np.int64)  # the last: padding
     if problem.candidates is not None:
         known[~np.isin(known, problem.candidates)] = num_labels
     vectors = holder.encoder.encode(problem.test.at(rows.tolist()).texts)
-    scores, found = holder.index.search(vectors, min(RETRIEVE, len(holder)))
+    found, scores = search(vectors, held_vectors(holder.index), min(RETRIEVE, len(holder)))
     filters: sp.csr_matrix = problem.filter_test[rows]
     return apply_filter(known[found], scores, filters, DEPTH)[0]

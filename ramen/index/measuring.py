@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 import ramen
 from ramen.config import Index as Settings
-from ramen.index.build import chosen_kind, factory, inverted_lists, load_faiss
+from ramen.index.build import chosen_kind, factory, inverted_lists
 from ramen.index.retriever import DEFAULT_K, Retriever
+from ramen.retrieval import load_faiss
 
 Item = TypeVar("Item")
 

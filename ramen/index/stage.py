@@ -11,11 +11,12 @@ from ramen import config
 from ramen.artifacts import Artifact, Draft, write_text
 from ramen.data.dataset import Texts
 from ramen.errors import ConfigError, RamenError, nearest
-from ramen.index.build import ann_recall, build_index, exact_ids, tune
+from ramen.index.build import ann_recall, build_index, tune
 from ramen.index.contest import Ask, contest_on
 from ramen.index.measuring import evenly, facts_of, folder_bytes, latencies, version_tags
 from ramen.index.publishing import CONTENTS_TAG, contents, publish, publish_again
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
+from ramen.retrieval import search
 from ramen.tracking import Tracker
 
 RECALL_SAMPLE = 10_000
@@ -57,7 +58,7 @@ def publish_index(
     built = build_index(labels_LD, index)
     recall_k = min(index.recall_k, len(labels))
     queries_nD = sentences.encode(queries)
-    exact_nk = exact_ids(labels_LD, queries_nD, recall_k)
+    exact_nk, _ = search(queries_nD, labels_LD, recall_k)
     if not index.nprobe:
         tune(built, queries_nD, exact_nk, recall_k, index.min_recall)
     recall = ann_recall(built, queries_nD, exact_nk, recall_k)

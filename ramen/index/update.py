@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +20,14 @@ from numpy.typing import NDArray
 from ramen.artifacts import read_texts
 from ramen.config import Index as Settings
 from ramen.errors import DataError, Problem, RamenError
-from ramen.index.build import ann_recall, changed, exact_ids, inverted_lists
+from ramen.index.build import ann_recall, changed, held_vectors
 from ramen.index.measuring import evenly, folder_bytes, latencies, version_tags
 from ramen.index.promotion import ORIGIN, UPDATED_TAG, evaluated
 from ramen.index.publishing import Published, publish
 from ramen.index.registry import connect, is_metric, load_version, resolve_version, version_folders
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
 from ramen.index.texts import text_lines, text_rows
+from ramen.retrieval import search
 from ramen.tracking import open_tracker, tracking_is_off
 
 RECALL_SAMPLE = 2000
@@ -122,9 +122,9 @@ def updated(
         said = facts["index"] | {"labels": len(uids), "updated_from": f"{name}/{number}"}
         write_retriever(folder, index, uids, texts, encoder_files=facts["encoder"], facts=said)
         sample = evenly(texts, RECALL_SAMPLE)
-        rows = _vectors(index)
+        rows = held_vectors(index)
         queries_nD, k = now.encoder.encode(sample), min(settings.recall_k, len(uids))
-        recall = ann_recall(index, queries_nD, exact_ids(rows, queries_nD, k), k)
+        recall = ann_recall(index, queries_nD, search(queries_nD, rows, k)[0], k)
         # what a compressed index holds finds itself; what its codes lost, the version that it came from was asked
         recall = min(recall, float(before["ann_recall"])) if "ann_recall" in before else recall
         size = folder_bytes(encoder_dir, facts["encoder"]) + folder_bytes(folder, (INDEX_FILE, LABELS_FILE))
@@ -153,14 +153,6 @@ def _plan(
     if not len(keep) and not new:
         raise RamenError(f"this would remove every label of {name} version {number}")
     return keep, (list(new), list(new.values()))
-
-
-def _vectors(index: Any) -> NDArray[np.float32]:
-    """What the index holds, as it holds it: float32 [L, D]."""
-    if (lists := inverted_lists(index)) is not None:
-        lists.make_direct_map()
-    vectors: NDArray[np.float32] = index.reconstruct_n(0, index.ntotal)
-    return vectors
 
 
 def sample_of(folder: Path) -> Sequence[str]:

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
 from ramen.artifacts import Artifact
 from ramen.config import Section, Training
-from ramen.errors import ERROR, ConfigError, Interrupted, RamenError
+from ramen.errors import ERROR, ConfigError, Interrupted, MissingExtra, RamenError
 from ramen.processes import world_size
+from ramen.retrieval import load_faiss
 from ramen.training.distributed import Processes, joined
 
 GRACE = 30.0
@@ -99,7 +100,11 @@ def _free_port() -> int:
 
 
 def _limit_threads(training: Training, processes: Processes) -> None:
-    torch.set_num_threads(training.threads or max(1, cores() // processes.size))
+    each = training.threads or max(1, cores() // processes.size)
+    torch.set_num_threads(each)
+    if processes.size > 1:  # alone, mining and validation may use all cores whatever a step does
+        with suppress(MissingExtra):  # who needs it will say so
+            load_faiss().omp_set_num_threads(each)
 
 
 def _last_words(others: list[subprocess.Popen[str]]) -> str:

@@ -18,7 +18,7 @@ from ramen.base.sampling import keyed_rng
 from ramen.config import Pruning
 from ramen.errors import warn
 from ramen.graph.metadata import Graph
-from ramen.graph.pruning import Looked, edge_cosines, jaccard, prune, random_cosines
+from ramen.graph.pruning import Looked, edge_cosines, jaccard, lonely_rows, prune, random_cosines
 from ramen.training.session import SIDE_NAMES, Session
 
 RANDOM_PAIRS = 100_000
@@ -82,6 +82,10 @@ class Rounds:
                 "round": number,
                 "epoch": self.position.epoch,
                 "edges_kept": self.kept(),
+                "lonely_rows": {
+                    key: lonely_rows(self.session.graphs[name][side], graph)
+                    for name, side, key, graph in self._each(self.pruned)
+                },
                 "jaccard": similarity,
                 "thresholds": thresholds,
                 "converged": converged,
@@ -201,6 +205,7 @@ class Rounds:
     @staticmethod
     def _round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
         metrics = {f"edges_kept/{key}": 100.0 * value for key, value in record["edges_kept"].items()}
+        metrics |= {f"lonely_rows/{key}": 100.0 * value for key, value in record["lonely_rows"].items()}
         metrics |= {f"jaccard/{key}": value for key, value in record["jaccard"].items()}
         metrics |= {f"threshold/{key}": value for key, value in record["thresholds"].items()}
         if record["val_p_at_1"] is not None:

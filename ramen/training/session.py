@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -262,11 +263,14 @@ class Session:
         Always the same sample: another one each time would change the loss by more than a window of training does. And
         not the task loss: a triplet loss is 0 wherever the margin is kept, and says nothing there.
         """
-        sampler = StepSampler(BaseAlgorithm(self._told(held_out), self.settings.base, base.triplet),
-                              self.training.batch_size, self.training.seed)  # fmt: skip
+
+        @functools.cache  # of the pairs of all labels: hundreds of megabytes, that few bandits ask for
+        def sampler() -> StepSampler:
+            told = BaseAlgorithm(self._told(held_out), self.settings.base, base.triplet)
+            return StepSampler(told, self.training.batch_size, self.training.seed)
 
         def loss() -> float:
-            step = sampler.step(sampler.epoch_order(0), 0, 0)
+            step = sampler().step(sampler().epoch_order(0), 0, 0)
             roles = self.texts.roles
             # not to be stopped here, in the middle of a step: its end asks
             documents, labels = (
@@ -392,9 +396,12 @@ class Session:
         """Vectors of all training documents, or those by which all labels are ranked: float32 [N or L, D]."""
         vectors = self.embed(self.texts.roles[role])
         if role == "labels":
-            with torch.no_grad():
-                encoded = torch.from_numpy(vectors).to(self.encoder.device)
-                vectors = self.trainer.base.label_vectors(encoded, np.arange(len(vectors))).cpu().numpy()
+            base, size = self.trainer.base, EMBED_BLOCK["cuda"]  # millions of labels are no guest for a GPU's memory
+            for start in range(0, len(vectors), size):
+                part = np.arange(start, min(start + size, len(vectors)))
+                with torch.no_grad():
+                    encoded = torch.from_numpy(vectors[part]).to(self.encoder.device)
+                    vectors[part] = base.label_vectors(encoded, part).cpu().numpy()
         return vectors
 
     def embed(self, texts: NDArray[np.int64], *, may_stop: bool = True) -> NDArray[np.float32]:

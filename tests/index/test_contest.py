@@ -40,15 +40,16 @@ def write_evaluation(folder: Path, problem: Problem, quality: str) -> None:
     write_predictions(folder / PREDICTIONS, problem, ranking(problem, quality), 100)
 
 
+@pytest.mark.parametrize("kind", ["flat", "IVF8,Flat"])  # one of eight lists is probed, which must not matter here
 def test_holder_answers_by_identifier_and_misses_what_it_does_not_know(
-    tiny_problem: Problem, artifacts: dict[str, Artifact], tmp_path: Path
+    kind: str, tiny_problem: Problem, artifacts: dict[str, Artifact], tmp_path: Path
 ) -> None:
     write_evaluation(tmp_path, tiny_problem, "perfect")
     encoder = load_encoder(artifacts["model"].path, Encoder())
     order = np.random.default_rng(0).permutation(30)[:25]  # five labels are new since
     uids = [*(tiny_problem.labels.uids[i] for i in order), "gone"]
     texts = [*(tiny_problem.labels.texts[i] for i in order), "a label that is no longer there"]
-    holder = Retriever(encoder, build_index(encoder.encode(texts), Index(kind="flat")), uids, texts)
+    holder = Retriever(encoder, build_index(encoder.encode(texts), Index(kind=kind)), uids, texts)
     found = contest_on(artifacts["dataset"].path, tmp_path)(holder)
 
     scores = encoder.encode(tiny_problem.test.texts) @ encoder.encode(tiny_problem.labels.texts).T

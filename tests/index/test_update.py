@@ -18,11 +18,12 @@ from ramen.artifacts import Artifact, write_texts
 from ramen.config import Encoder, Index
 from ramen.encoder.loading import load_encoder
 from ramen.errors import DataError, RamenError
-from ramen.index.build import ann_recall, build_index, changed, exact_ids
+from ramen.index.build import ann_recall, build_index, changed
 from ramen.index.publishing import publish
 from ramen.index.registry import load_version, resolve_version, versions
 from ramen.index.retriever import write_retriever
 from ramen.index.update import Changes, publish_update, read_changes
+from ramen.retrieval import search
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_changed_index_finds_what_a_new_one_finds(kind: str, unit_rows: NDArray[
     keep = np.flatnonzero(np.arange(2000) % 5 != 0)
     index = changed(build_index(first, settings), keep, later)
     rows = np.concatenate([first[keep], later])
-    truth = exact_ids(rows, unit_rows[::7].copy(), 5)
+    truth = search(unit_rows[::7].copy(), rows, 5)[0]
     fresh = ann_recall(build_index(rows, settings), unit_rows[::7].copy(), truth, 5)
     assert index.ntotal == len(rows)
     assert ann_recall(index, unit_rows[::7].copy(), truth, 5) > fresh - 0.05
