@@ -594,6 +594,8 @@ def _explain(error: ValidationError) -> list[str]:
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] in ("value_error",):
             lines.append(f"{path}: {message}")
+        elif item["type"] == "list_type" and isinstance(item["input"], str):
+            lines.append(f"{path} = {item['input']!r}: expected a list, as in [{item['input']}]")
         else:
             lines.append(f"{path} = {item['input']!r}: {message[0].lower()}{message[1:]}")
     return lines

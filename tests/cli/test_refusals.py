@@ -44,6 +44,11 @@ def invoke(*arguments: str) -> Result:
         ),
         ("warmup --set training.lr=3", "error: training.lr = 3: input should be less than or equal to 1", 2),
         ("warmup --set training.lr", "error: --set training.lr: expected section.key=value", 2),
+        (
+            "warmup --set objective.anchor_sets=links,more",
+            "error: objective.anchor_sets = 'links,more': expected a list, as in [links,more]",
+            2,
+        ),
         ("config --preset debain", "error: preset 'debain': unknown; did you mean debian?", 2),
         ("config --params no.yaml", "error: no.yaml: no such file", 2),
         ("run --set walk.restart=0", "error: walk.restart = 0: input should be greater than 0", 2),
