@@ -65,7 +65,7 @@ def evaluate(
     measured = _measure(problem, ranking, scoring)
     if fused:  # as published NGAME figures are; those of the encoder alone belong beside
         theirs = _measure(problem, alone, scoring).metrics
-        measured.metrics.update({f"{ENCODER}{key}": value for key, value in theirs.items() if "/" not in key})
+        measured.metrics.update({f"{ENCODER}{key}": value for key, value in theirs.items()})
     report = gather(problem, ranking, measured, scoring, model, pruned_graph, base)
 
     if scoring.links:

@@ -17,6 +17,7 @@ from ramen.ablation import CHAIN, Outcome, summarise
 from ramen.cli import cli
 from ramen.data.dataset import Problem
 from ramen.errors import ConfigError
+from ramen.evaluation.report import SLICES
 from ramen.studies import read_study, studies
 
 KNOBS = {
@@ -211,6 +212,8 @@ def test_classified_rows_report_the_encoder_apart(tiny_source: Path, here: Path)
     header, _, line = written[written.index("By the texts' vectors alone") :].split("\n\n")[1].splitlines()
     shown = dict(zip(header.split(" | "), line.split(" | "), strict=True))
     assert shown["PSP@5"] == f"{metrics['encoder/psp_at_5']:.2f}"
+    assert sum(metrics[f"encoder/{third}/p_at_1"] for third in SLICES) == pytest.approx(metrics["encoder/p_at_1"])
+    assert shown["tail P@1"] == f"{metrics['encoder/tail/p_at_1']:.2f}"
 
 
 def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, here: Path) -> None:
