@@ -117,7 +117,7 @@ def probe(
             )
         asked = _held_out(problem, graphs, held_out)
     candidates = problem.candidates
-    if candidates is not None and not on_test:  # held-out documents have none of the labels that training never sees
+    if len(problem.unseen) and not on_test:  # held-out documents have none of the labels that training never sees
         candidates = np.setdiff1d(np.arange(len(problem.labels)), candidates)
     own = config.encoder
     encoder = load_trained(model.path, own) if model else load_encoder(own.name, own, max_length=own.max_length)
@@ -158,7 +158,7 @@ def probe(
         if len(gains) == 2:
             gains["both"] = gain(more_documents, more_labels)
         said[name] = Probed(
-            **_sharing(asked.y, of_documents, of_labels, ranking[:, 0], config.training.seed), gains=gains
+            **_sharing(asked.y, of_documents, of_labels, ranking[:, 0], candidates, config.training.seed), gains=gains
         )
     return {key: float(plain[key].mean()) for key in MEASURED if key in plain}, said
 
@@ -217,9 +217,14 @@ def _gain(differences: NDArray[np.float64]) -> Gain:
 
 
 def _sharing(
-    y: sp.csr_matrix, documents: sp.csr_matrix, labels: sp.csr_matrix, first: NDArray[np.int64], seed: int
+    y: sp.csr_matrix,
+    documents: sp.csr_matrix,
+    labels: sp.csr_matrix,
+    first: NDArray[np.int64],
+    candidates: NDArray[np.int64] | None,
+    seed: int,
 ) -> dict[str, float]:
-    """How often pairs share an anchor, in percent, and how many rows have one at all."""
+    """How often pairs share an anchor, in percent, and how many rows have one at all; by chance: of the candidates."""
 
     def share(rows: NDArray[np.integer], columns: NDArray[np.integer]) -> float:
         if not len(rows):
@@ -231,6 +236,7 @@ def _sharing(
     rng = keyed_rng(seed, "probe")
     rows = np.repeat(np.flatnonzero(np.diff(y.indptr)), RANDOM_LABELS)
     number = y.shape[1]
+    drawn = rng.integers(0, number if candidates is None else len(candidates), len(rows))
     pairs = set(zip(true.row.tolist(), true.col.tolist(), strict=True))
     wrong = np.array([label < number and (row, label) not in pairs for row, label in enumerate(first.tolist())])
     missed = wrong[true.row]
@@ -238,7 +244,7 @@ def _sharing(
         "documents": 100.0 * float((np.diff(documents.indptr) > 0).mean()),
         "labels": 100.0 * float((np.diff(labels.indptr) > 0).mean()),
         "true": share(true.row, true.col),
-        "chance": share(rows, rng.integers(0, number, len(rows))),
+        "chance": share(rows, drawn if candidates is None else candidates[drawn]),
         "missed": share(true.row[missed], true.col[missed]),
         "mistaken": share(np.flatnonzero(wrong), first[wrong]),
     }

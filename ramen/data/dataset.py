@@ -116,6 +116,11 @@ class Problem:
         """(N, N', L)."""
         return len(self.train), len(self.test), len(self.labels)
 
+    @property
+    def unseen(self) -> NDArray[np.int64]:
+        """Labels that training must not see, for they alone compete at test (zero-shot): int64 ascending, else none."""
+        return np.zeros(0, np.int64) if self.candidates is None else self.candidates
+
     @cached_property
     def positives(self) -> sp.csr_matrix:
         """Training pairs to learn from, CSR N x L: the true ones but those that do not count."""

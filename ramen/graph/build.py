@@ -35,6 +35,7 @@ def build_set(
     labels: Texts,
     test: Texts,
     y_train: sp.csr_matrix,
+    unseen: NDArray[np.int64] | tuple[()] = (),
     name: str = "",
 ) -> Built:
     """Clean and walk one anchor set.
@@ -44,6 +45,7 @@ def build_set(
         settings: section `walk`.
         documents, labels, test: training documents, labels and test documents.
         y_train: CSR N x L, for the strict mode `drop_label_anchors`.
+        unseen: labels that training must not see (zero-shot); like test documents they are nobody's anchor.
         name: of the set; its share of the edges (`walk.volume`) is drawn by it.
 
     Returns:
@@ -54,6 +56,10 @@ def build_set(
     counts = {f"{side}/raw": int(matrix.nnz) for side, matrix in raw.items()}
     removed = anchors_among(test, anchors.texts)
     counts["test_anchors"] = int(removed.sum())
+    if len(unseen):  # a link to such a label is often the very pair that is hidden
+        hidden = np.bincount(own["labels"][unseen].indices, minlength=len(removed)) > 0
+        counts["unseen_anchors"] = int(hidden.sum())
+        removed |= hidden
     clean = {side: remove_edges(matrix, removed, own[side]) for side, matrix in raw.items()}
     if settings.drop_label_anchors:
         clean["train"] = remove_pairs(clean["train"], y_train, own["labels"])

@@ -28,7 +28,7 @@ def build_graph(*, dataset: Artifact, graph: Draft, walk: Walk, track: Tracker) 
     for name, anchors in problem.anchor_sets.items():
         built = build_set(
             anchors, walk, documents=problem.train, labels=problem.labels, test=problem.test,
-            y_train=problem.y_train, name=name,
+            y_train=problem.y_train, unseen=problem.unseen, name=name,
         )  # fmt: skip
         graphs[name] = built.graphs
         graph.counts[name] = built.counts

@@ -3,7 +3,7 @@
 Two things are asked: the discounted gain (that of nDCG), which looks at the top of the ranking, and the log rank, which
 looks at all of it. P@1 would say too little: of a few hundred documents, its best share is mostly chance.
 
-Letters: V held-out documents, L labels, D width, S candidates.
+Letters: V held-out documents, L labels, D width, S shares.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ class Judges:
         rows: int64 [V], ascending rows of the training matrix.
         documents: float32 [V, D].
         y, ignored: CSR V x L.
+        unseen: int64, labels that do not compete, for training must not see them (zero-shot).
     """
 
     rows: NDArray[np.int64]
     documents: Vectors
     y: sp.csr_matrix
     ignored: sp.csr_matrix
+    unseen: NDArray[np.int64]
 
     @classmethod
     def of(cls, session: Session, otherwise: str) -> Judges | None:
@@ -69,7 +71,7 @@ class Judges:
             return None
         rows = np.sort(rng.permutation(rows)[:DOCUMENTS])
         documents = session.embed(session.texts.roles["documents"][rows])
-        return cls(rows, documents, positives[rows], problem.filter_train[rows])
+        return cls(rows, documents, positives[rows], problem.filter_train[rows], problem.unseen)
 
     def ask(
         self, labels: Vectors, others: Vectors, combine: Callable[[Vectors, Vectors, float], Vectors], shares: Vectors
@@ -92,6 +94,7 @@ class Judges:
             for number, share in enumerate(shares):
                 scores = combine(plain, moved, float(share))
                 scores[left.row, left.col] = -np.inf
+                scores[:, self.unseen] = -np.inf
                 for row, found in enumerate(scores):
                     document = start + row
                     true = self.y.indices[self.y.indptr[document] : self.y.indptr[document + 1]]

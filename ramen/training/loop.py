@@ -354,12 +354,14 @@ class Validation:
         documents: int64 [v] rows of the training matrix, none of which is trained on.
         positives, ignored: pairs (row * L + label), sorted int64.
         num_labels: L.
+        unseen: int64, labels that do not compete: training must not see them (zero-shot), no document here has one.
     """
 
     documents: NDArray[np.int64]
     positives: NDArray[np.int64]
     ignored: NDArray[np.int64]
     num_labels: int
+    unseen: NDArray[np.int64]
 
     def sampled(self) -> Validation:
         """`JUDGES` of the documents at most, the same each time: all take too long with a million labels."""
@@ -369,7 +371,7 @@ class Validation:
         return replace(self, documents=self.documents[chosen])
 
     def p_at_1(self, documents: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
-        """Percentage of held-out documents whose best label is true (filtered labels do not compete).
+        """Percentage of held-out documents whose best label is true (filtered and unseen labels do not compete).
 
         Args:
             documents: float32 [v, D]; labels: float32 [L, D].
@@ -388,6 +390,7 @@ class Validation:
                 row = place.get(int(pair // self.num_labels))
                 if row is not None:
                     scores[row, pair % self.num_labels] = -np.inf
+            scores[:, self.unseen] = -np.inf
             best = rows * self.num_labels + scores.argmax(1)
             hits += int(among(self.positives, best).sum())
         return 100.0 * hits / max(len(self.documents), 1)

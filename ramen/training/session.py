@@ -190,7 +190,7 @@ class Session:
             self.training.batch_size,
             self.encoder.dimension,
             self.training.seed,
-            np.zeros(0, np.int64) if problem.candidates is None else problem.candidates,
+            problem.unseen,
         )
 
     def _make_trainer(self, held_out: NDArray[np.int64], kept: NDArray[np.int64]) -> Trainer:
@@ -559,4 +559,4 @@ def validation_set(problem: Problem, documents: NDArray[np.int64]) -> Validation
         block = matrix[documents].tocoo()
         return np.sort(documents[block.row].astype(np.int64) * num_labels + block.col)
 
-    return Validation(documents, pairs(problem.y_train), pairs(problem.filter_train), num_labels)
+    return Validation(documents, pairs(problem.y_train), pairs(problem.filter_train), num_labels, problem.unseen)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
-from ramen.data.dataset import Problem
+from ramen.config import Walk
+from ramen.data.dataset import AnchorSet, Problem
 from ramen.data.subset import hide_labels
+from ramen.graph.build import build_set
 from ramen.retrieval import search
 
 
@@ -29,6 +33,26 @@ def test_hidden_labels_leave_training_and_graphs_and_keep_their_texts(tiny_probl
             anchors.labels[seen].toarray(), tiny_problem.anchor_sets[name].labels[seen].toarray()
         )
     assert hidden.labels.texts == tiny_problem.labels.texts
+
+
+def test_no_graph_leads_to_a_hidden_label(tiny_problem: Problem) -> None:
+    """Where anchors are labels (hyperlinks), a document's link to a hidden one is the very pair that is hidden."""
+    pairs = tiny_problem.y_train
+    linked = AnchorSet(tiny_problem.labels, pairs, sp.csr_matrix(pairs.T @ pairs, dtype=np.float32))
+    hidden = hide_labels(replace(tiny_problem, anchor_sets={"links": linked}), 0.3, seed=1)
+    built = build_set(
+        hidden.anchor_sets["links"],
+        Walk(),
+        documents=hidden.train,
+        labels=hidden.labels,
+        test=hidden.test,
+        y_train=hidden.y_train,
+        unseen=hidden.unseen,
+    )
+    for graph in built.graphs.values():
+        assert graph.num_edges and not graph.csr()[:, hidden.unseen].nnz
+    assert not built.graphs["labels"].csr()[hidden.unseen].nnz
+    assert built.counts["unseen_anchors"] == len(hidden.unseen)
 
 
 def test_test_documents_keep_their_hidden_labels_only(tiny_problem: Problem, hidden: Problem) -> None:

@@ -173,19 +173,21 @@ def test_what_judges_a_classifier_is_not_in_the_labels_it_judges(
     np.testing.assert_allclose(unseen, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("each", [2, 3 * FEW])
-def test_gains_are_scipys_among_the_wrong_labels(each: int) -> None:
+@pytest.mark.parametrize(("each", "unseen"), [(2, []), (2, [8, 11]), (3 * FEW, [])])
+def test_gains_are_scipys_among_the_wrong_labels_that_training_may_see(each: int, unseen: list[int]) -> None:
     rng, width = np.random.default_rng(1), 6 * each
     documents, labels, mean = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, width, width))
     y = sp.csr_matrix(sum(np.eye(5, width, k=3 * i, dtype=np.float32) for i in range(each)))
     ignored = sp.csr_matrix(np.eye(5, width, k=1, dtype=np.float32))
-    gain, log_rank = _judged(Judges(np.arange(5), documents, y, ignored), labels, mean, (0.0, 0.5))
+    gain, log_rank = _judged(
+        Judges(np.arange(5), documents, y, ignored, np.array(unseen, np.int64)), labels, mean, (0.0, 0.5)
+    )
     for number, share in enumerate((0.0, 0.5)):
         vectors = labels + share * mean
         scores = documents @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T
         for i in range(5):
             true, left = np.flatnonzero(y.toarray()[i]), np.flatnonzero(ignored.toarray()[i])
-            wrong = np.setdiff1d(np.arange(width), [*true, *left])
+            wrong = np.setdiff1d(np.arange(width), [*true, *left, *unseen])
             ranks = [rankdata(-np.append(scores[i, wrong], scores[i, label]))[-1] for label in true]
             assert log_rank[number, i] == pytest.approx(np.mean(np.log2(ranks)))
             assert gain[number, i] == pytest.approx(np.mean(1 / np.log2(1 + np.array(ranks))))
@@ -200,7 +202,7 @@ def test_a_mean_that_only_flattens_the_scores_gains_nothing() -> None:
     x, z = both.copy(), both.copy()
     x[:, :4], z[:, :4] = documents, labels
     y = sp.identity(40, np.float32, "csr")
-    judges = Judges(np.arange(40), x, y, sp.csr_matrix((40, 40), dtype=np.float32))
+    judges = Judges(np.arange(40), x, y, sp.csr_matrix((40, 40), dtype=np.float32), np.zeros(0, np.int64))
     gain, log_rank = _judged(judges, z, common, (0.0, 1.0))
     np.testing.assert_allclose(gain[0], gain[1])
     np.testing.assert_allclose(log_rank[0], log_rank[1])

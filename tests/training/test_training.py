@@ -172,6 +172,15 @@ def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Problem, m
     assert best.sum() >= 5
 
 
+def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents(tiny_problem: Problem) -> None:
+    problem = hide_labels(tiny_problem, 0.3, seed=1)
+    held_out = np.flatnonzero(np.diff(problem.y_train.indptr))
+    documents = np.eye(30, dtype=np.float32)[problem.y_train[held_out].argmax(1).A1]
+    labels = np.eye(30, dtype=np.float32)
+    labels[problem.unseen] = 2.0  # first for every document
+    assert validation_set(problem, held_out).p_at_1(documents, labels) == 100.0
+
+
 def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> None:
     groups = np.repeat([0, 1, 2, 3, 4], [12, 4, 4, 20, 20])
     problem = replace(tiny_problem, groups=groups)
