@@ -108,7 +108,7 @@ def _signal_step(number: signal.Signals) -> None:
 
 def versions(settings: Config) -> dict[str, str]:
     """What each stage's cached result depends on beside its inputs."""
-    return {name: stage.cache_version(settings.data) for name, stage in STAGES.items()}
+    return {name: stage.cache_version(settings) for name, stage in STAGES.items()}
 
 
 def _link(place: Path, target: Path) -> Path:

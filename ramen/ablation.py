@@ -76,7 +76,7 @@ def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> 
     sections = config.sections(stage.sections)
     inputs = {artifact: made[artifact] for artifact in stage.reads}
     digests = {artifact: open_artifact(path, artifact).digest for artifact, path in inputs.items()}
-    text = json.dumps([name, stage.cache_version(config.data), sections, digests], sort_keys=True)
+    text = json.dumps([name, stage.cache_version(config), sections, digests], sort_keys=True)
     folder = cache / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     receipt = folder / "metrics.json"
     if receipt.is_file():

@@ -323,6 +323,15 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def folder_sha256(path: Path) -> str:
+    """Hex sha256 of a folder's files, by path and bytes."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            digest.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\0".encode())
+    return digest.hexdigest()
+
+
 # --- columnar and sparse files -------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.artifacts import KINDS, Artifact, Draft, drafts, failed_io, open_artifact
+from ramen.artifacts import KINDS, Artifact, Draft, drafts, failed_io, folder_sha256, open_artifact
 from ramen.errors import ArtifactError, Interrupted
 from ramen.processes import rank
 from ramen.stopping import on_stop
@@ -31,9 +31,11 @@ from ramen.tracking import NullTracker, Tracker, flat_params
 from ramen.work import alone, claim, release, work_directory
 
 if TYPE_CHECKING:
-    from ramen.config import Data
+    from ramen.config import Config
 
 PACKAGE = Path(__file__).parent
+MODELS = {"warm_model", "model"}
+"""A stage that reads one of these takes its encoder from there."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,36 @@ class Stage:
                 digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes() + b"\0")
         return digest.hexdigest()[:12]
 
-    def cache_version(self, data: Data) -> str:
-        """What a kept result depends on beside sections and inputs: the code, and for the first stage the raw data.
+    def cache_version(self, config: Config) -> str:
+        """What a kept result depends on beside sections and inputs: the code, and what sections name outside.
+
+        That is the raw data for the first stage, else what `named` finds.
 
         Raises:
-            DataError: there are no raw data.
+            RamenError: there are no raw data, or what a section names is not there.
         """
         from ramen.data import sources
 
-        return self.code_version() + ("" if self.reads else f"-{sources.fingerprint(data)[:12]}")
+        outside = self.named({name: getattr(config, name) for name in self.sections})
+        if not self.reads:
+            outside["data.path"] = sources.fingerprint(config.data)
+        return "-".join([self.code_version(), *(digest[:12] for digest in outside.values())])
+
+    def named(self, sections: Mapping[str, Any]) -> dict[str, str]:
+        """Folders that knobs name beside the stage's inputs: knob -> digest, for one may be written anew in its place.
+
+        Args:
+            sections: name -> validated section.
+
+        Raises:
+            ArtifactError: the base's evaluation is none.
+        """
+        found = {}
+        if "encoder" in sections and not MODELS & set(self.reads) and Path(sections["encoder"].name).is_dir():
+            found["encoder.name"] = folder_sha256(Path(sections["encoder"].name))
+        if "scoring" in sections and sections["scoring"].base:
+            found["scoring.base"] = open_artifact(sections["scoring"].base, "evaluation").digest
+        return found
 
 
 _ITEMS = ("data/dataset.py", "data/identity.py")
@@ -224,7 +247,7 @@ def run_stage(
     task = {
         "stage": name,
         "sections": plain,
-        "inputs": {key: artifact.digest for key, artifact in opened.items()},
+        "inputs": {key: artifact.digest for key, artifact in opened.items()} | stage.named(values),
         "code": stage.code_version(),
     }
     work = work_directory(task)

@@ -10,14 +10,19 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from click.testing import CliRunner
 from scipy.stats import sem
 
 from ramen.ablation import CHAIN, Outcome, summarise
+from ramen.artifacts import drafts
 from ramen.cli import cli
+from ramen.config import Encoder, resolve
 from ramen.data.dataset import Problem
+from ramen.encoder.loading import load_encoder
 from ramen.errors import ConfigError
 from ramen.evaluation.report import SLICES
+from ramen.stages import STAGES
 from ramen.studies import read_study, studies
 
 KNOBS = {
@@ -51,8 +56,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_shipped_study_reads_and_its_rows_resolve() -> None:
-    from ramen.config import resolve
-
     assert f"Studies: {', '.join(studies())}." in CliRunner().invoke(cli, ["ablate", "--help"]).output
     for name in studies():
         study = read_study(name, ["links"])
@@ -89,8 +92,6 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
 
 
 def test_a_row_that_the_preset_already_is_is_left_out_and_said_so() -> None:
-    from ramen.config import resolve
-
     study = read_study("design")
     kept, repeats = study.without_repeats(lambda row: resolve(preset="paper", sets=row.sets))
     assert repeats["no label context"] == "full" and repeats["base without label context"] == "base"
@@ -201,6 +202,30 @@ def tiny_test_labels(source: Path) -> dict[str, set[int]]:
     uids = [line.split("->")[0] for line in (source / "raw_data/test.raw.txt").read_text().splitlines()]
     rows = (source / "tst_X_Y.txt").read_text().splitlines()[1:]
     return {uid: {int(pair.split(":")[0]) for pair in row.split()} for uid, row in zip(uids, rows, strict=True)}
+
+
+def test_an_encoder_trained_anew_in_its_folder_is_another_one(tiny_source: Path, here: Path) -> None:
+    words = ("--study", "bases", "--rows", "inbatch", "--seeds", "0", f"--set=encoder.name={here / 'start'}")
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        encoder = load_encoder("tiny", Encoder(name="tiny"))
+        with torch.no_grad():
+            next(encoder.parameters()).add_(seed)
+        shutil.rmtree(here / "start", ignore_errors=True)
+        encoder.save(here / "start")
+        ablate(tiny_source, *words)
+        found.append({folder.name for folder in (here / "ablations/cache").glob("warmup-*")})
+    assert found[0] == found[1] and len(found[2]) == 2
+
+
+def test_another_evaluation_set_beside_is_another_one(tmp_path: Path) -> None:
+    stage, versions = STAGES["evaluate"], []
+    for value in ("one", "one", "two"):
+        with drafts({"evaluation": tmp_path / "base"}, sections={}, inputs={}, work=tmp_path / "work") as drafted:
+            (drafted["evaluation"].path / "metrics.json").write_text(json.dumps(value))
+        versions.append(stage.cache_version(resolve(sets=[f"scoring.base={tmp_path / 'base'}"])))
+    assert versions[0] == versions[1] != versions[2]
 
 
 def test_classified_rows_report_the_encoder_apart(tiny_source: Path, here: Path) -> None:
