@@ -30,7 +30,7 @@ from ramen.retrieval import search
 DOCUMENTS = 10_000
 """Test documents that are asked at most."""
 RETRIEVE = Scoring().retrieve
-"""Labels per document before filtered and unknown ones go, as in an evaluation."""
+"""Labels per document before filtered ones go, as in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def _answers(holder: Retriever, problem: Problem, rows: NDArray[np.int64]) -> ND
     if problem.candidates is not None:
         known[~np.isin(known, problem.candidates)] = num_labels
     vectors = holder.encoder.encode(problem.test.at(rows.tolist()).texts)
-    found, scores = search(vectors, held_vectors(holder.index), min(RETRIEVE, len(holder)))
+    compete = np.flatnonzero(known[:-1] < num_labels)  # before the cut, or labels of no account push others over it
+    found, scores = search(vectors, held_vectors(holder.index), RETRIEVE, candidates=compete)
     filters: sp.csr_matrix = problem.filter_test[rows]
     return apply_filter(known[found], scores, filters, DEPTH)[0]

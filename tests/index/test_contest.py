@@ -47,8 +47,9 @@ def test_holder_answers_by_identifier_and_misses_what_it_does_not_know(
     write_evaluation(tmp_path, tiny_problem, "perfect")
     encoder = load_encoder(artifacts["model"].path, Encoder())
     order = np.random.default_rng(0).permutation(30)[:25]  # five labels are new since
-    uids = [*(tiny_problem.labels.uids[i] for i in order), "gone"]
-    texts = [*(tiny_problem.labels.texts[i] for i in order), "a label that is no longer there"]
+    gone = 201 * tiny_problem.test.texts  # labels of an older day, nearest of all; more than are retrieved
+    uids = [*(tiny_problem.labels.uids[i] for i in order), *(f"gone {i}" for i in range(len(gone)))]
+    texts = [*(tiny_problem.labels.texts[i] for i in order), *gone]
     holder = Retriever(encoder, build_index(encoder.encode(texts), Index(kind=kind)), uids, texts)
     found = contest_on(artifacts["dataset"].path, tmp_path)(holder)
 
