@@ -57,7 +57,7 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
     show_progress()
     sources.fetch_if_missing(settings.data)
     base: Mapping[str, Path] | None = None
-    helped = settings.objective.graphs or settings.guidance.enabled  # by graphs, or by an oracle that read them
+    helped = bool(_helps(settings))
     if with_base and helped:
         base = _run_arm(BASE, base_of(settings), out)
         settings = beside(settings, base["evaluation"])
@@ -66,14 +66,25 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
 
 
 def base_of(settings: Config) -> Config:
-    """The same configuration with graphs and oracle off, unregistered."""
+    """The same configuration without anything of the graphs in training, unregistered."""
     return settings.model_copy(
         update={
-            "objective": settings.objective.model_copy(update={"graphs": False}),
+            "objective": settings.objective.model_copy(update={"graphs": False, "augment_labels": False}),
             "guidance": settings.guidance.model_copy(update={"enabled": False}),
             "index": settings.index.model_copy(update={"model": ""}),
         }
     )
+
+
+def _helps(settings: Config) -> list[str]:
+    """What of the graphs training gets, in words; nothing of a base."""
+    objective = settings.objective
+    helps = {
+        "graphs": objective.graphs,
+        "edges taken for truth": objective.augment_labels,
+        "an oracle": settings.guidance.enabled,
+    }
+    return [name for name, on in helps.items() if on]
 
 
 def beside(settings: Config, evaluation: Path) -> Config:
@@ -91,9 +102,7 @@ def _run_arm(arm: str, settings: Config, out: Path) -> dict[str, Path]:
     from ramen.config import to_yaml
     from ramen.tracking import start_pipeline_run
 
-    told = [
-        name for name, on in (("graphs", settings.objective.graphs), ("an oracle", settings.guidance.enabled)) if on
-    ]
+    told = _helps(settings)
     click.echo(f"\n{arm}: with {' and '.join(told)}" if told else f"\n{arm}: without graphs", err=True)
     with start_pipeline_run(arm, to_yaml(settings), {"ramen.arm": arm}, settings.sections()):
         return run_local(settings, out, arm=arm)
