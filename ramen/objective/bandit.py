@@ -136,8 +136,9 @@ class Bandit:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
-        self.means, self.weights = dict(state["means"]), dict(state["weights"])
+        """Take up what `state` gave; regularisers that it does not know start as they are, others are gone."""
+        for mine, theirs in ((self.means, state["means"]), (self.weights, state["weights"])):
+            mine.update({name: theirs[name] for name in self.names if name in theirs})
         self.windows, self.count = int(state["windows"]), int(state["count"])
         self.total, self.baseline, self.variance = float(state["total"]), state["baseline"], state["variance"]
 

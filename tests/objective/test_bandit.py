@@ -132,3 +132,13 @@ def test_a_restored_bandit_goes_the_same_way() -> None:
             parts = bandit(period=3)
             parts.restore(state)
     assert whole.means == parts.means and whole.weights == parts.weights
+
+
+def test_regularisers_may_come_and_go_between_warm_up_and_retraining() -> None:
+    warmed, other = bandit(initial={"a": 0.5, "gone": 0.5}, period=1), bandit(initial={"a": 0.9, "new": 0.3}, period=1)
+    for feedback in (1.0, 0.5, 2.0):
+        warmed.observe(feedback)
+    other.restore(warmed.state())
+    assert other.means == {"a": warmed.means["a"], "new": 0.3} and warmed.means["a"] != 0.5
+    other.observe(1.0)
+    assert set(other.weights) == {"a", "new"}

@@ -302,6 +302,8 @@ def test_a_bandit_without_a_whole_window_is_refused(tiny_artifacts: dict[str, Pa
         ("training", {"seed": 5}, "training.seed = 5: .* was warmed up with 0"),
         ("training", {"validation_fraction": 0.2}, "training.validation_fraction = 0.2: .* was warmed up with 0.1"),
         ("base", {"name": "dexa"}, "base.name = dexa: .* was warmed up with inbatch"),
+        ("base", {"offset_heads": 2}, "base.offset_heads = 2: .* was warmed up with"),
+        ("objective", {"augment_labels": True}, "objective.augment_labels = True: .* was warmed up with False"),
         ("guidance", {"enabled": True}, "guidance.enabled = True: .* was warmed up with False"),
         ("training", {"epochs": 1, "warmup_epochs": 1}, "training.warmup_epochs = 1: .* was warmed up with 2"),
     ],
