@@ -150,8 +150,9 @@ def quicken(transformer: nn.Module) -> RandomBytes:
         elif type(module) is nn.Linear:
             module.__class__ = Linear
     config: Any = transformer.config
-    drops = all(isinstance(getattr(m, "dropout", None), Dropout) for m in _attending(transformer))
-    if getattr(transformer, "_supports_attention_backend", False) and drops:
+    attending = _attending(transformer)
+    ours = bool(attending) and all(isinstance(getattr(module, "dropout", None), Dropout) for module in attending)
+    if getattr(transformer, "_supports_attention_backend", False) and ours:
         AttentionInterface.register(ATTENTION, attention)
         AttentionMaskInterface.register(ATTENTION, eager_mask)
         config._attn_implementation = ATTENTION

@@ -94,3 +94,16 @@ def test_dropout_is_on_in_training_alone_and_its_gradient_is_its_mask() -> None:
     out = layer(x)
     out.sum().backward()
     assert torch.equal(x.grad, out.detach()) and (out == 0).any()
+
+
+def test_a_model_that_drops_attention_its_own_way_keeps_its_attention() -> None:
+    from transformers import ModernBertConfig, ModernBertModel
+
+    config = ModernBertConfig(
+        vocab_size=100, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        attention_dropout=0.5, pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    network = ModernBertModel(config).train()
+    quicken(network)
+    network(input_ids=torch.tensor([[1, 5, 9, 2]])).last_hidden_state.sum().backward()
+    assert network.config._attn_implementation != ATTENTION
