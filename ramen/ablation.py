@@ -14,7 +14,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import numpy as np
 from ramen.artifacts import open_artifact, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
-from ramen.errors import ArtifactError
+from ramen.errors import ArtifactError, Interrupted
 from ramen.evaluation.metrics import ENCODER, by_document, inverse_propensity
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import MISSED_DEPTHS, head_torso_tail
@@ -90,13 +91,32 @@ def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> 
             shutil.rmtree(folder)  # damaged: computed again
     folder.mkdir(parents=True, exist_ok=True)
     outputs = {artifact: folder / artifact for artifact in stage.writes}
-    start = time.monotonic()
-    with open_tracker(name) as track:
+    with _timed(folder / "seconds.json") as spent, open_tracker(name) as track:
         metrics = run_stage(name, sections=sections, inputs=inputs, outputs=outputs, track=track)
-    took = time.monotonic() - start
+    took = spent()
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
     write_json(receipt, {"metrics": metrics, "seconds": took})
     return folder, metrics, took
+
+
+@contextmanager
+def _timed(file: Path) -> Iterator[Callable[[], float]]:
+    """Seconds since the stage began, those before it was stopped on request included; they stand in `file` meanwhile.
+
+    What an attempt did that was killed outright, or failed, is not known, and not counted.
+    """
+    before = float(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else 0.0
+    start = time.monotonic()
+
+    def spent() -> float:
+        return before + time.monotonic() - start
+
+    try:
+        yield spent
+    except Interrupted:
+        write_json(file, spent())
+        raise
+    file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

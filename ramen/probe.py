@@ -118,7 +118,7 @@ def probe(
         asked = _held_out(problem, graphs, held_out)
     candidates = problem.candidates
     if len(problem.unseen) and not on_test:  # held-out documents have none of the labels that training never sees
-        candidates = np.setdiff1d(np.arange(len(problem.labels)), candidates)
+        candidates = np.setdiff1d(np.arange(len(problem.labels)), problem.unseen)
     own = config.encoder
     encoder = load_trained(model.path, own) if model else load_encoder(own.name, own, max_length=own.max_length)
     log.info("encoding %d documents and %d labels", len(asked.texts), len(problem.labels))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,18 @@ def load_faiss() -> Any:
             "faiss is not installed: pip install 'ramen[cpu]' (or 'ramen[gpu]' on a CUDA machine; not both)"
         ) from None
     return faiss
+
+
+@contextmanager
+def faiss_threads(count: int) -> Iterator[None]:
+    """Let FAISS have this many threads for a while. Raises MissingExtra when it is not installed."""
+    faiss = load_faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(count)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 def search(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ramen.config import Index as Settings
 from ramen.errors import ArtifactError, ConfigError, RamenError
-from ramen.retrieval import load_faiss
+from ramen.retrieval import faiss_threads, load_faiss
 
 SERIAL_UP_TO = 100_000
 """Labels up to which an index is built by one thread when `index.build_threads` is 0."""
@@ -86,7 +86,7 @@ def build_index(labels_LD: NDArray[np.float32], settings: Settings) -> Any:
     count, width = labels_LD.shape
     recipe = factory(count, width, settings)
     labels_LD = np.ascontiguousarray(labels_LD)
-    with _threads(faiss, build_threads(count, settings)):
+    with faiss_threads(build_threads(count, settings)):
         try:
             index = faiss.index_factory(width, recipe, faiss.METRIC_INNER_PRODUCT)
             if isinstance(index, faiss.IndexHNSW):
@@ -144,8 +144,7 @@ def changed(index: Any, keep: NDArray[np.int64], new_nD: NDArray[np.float32]) ->
     Raises:
         RamenError: this kind of index cannot give its vectors back.
     """
-    faiss = load_faiss()
-    with _threads(faiss, build_threads(len(keep) + len(new_nD), Settings())):
+    with faiss_threads(build_threads(len(keep) + len(new_nD), Settings())):
         if len(keep) < index.ntotal:
             try:
                 if (lists := inverted_lists(index)) is not None:
@@ -222,16 +221,6 @@ def read_index(path: Path) -> Any:
 
 def _last_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-
-
-@contextmanager
-def _threads(faiss: Any, count: int) -> Iterator[None]:
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 @contextmanager

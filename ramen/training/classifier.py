@@ -151,6 +151,6 @@ def _fuse(
     rows = documents_ND[held_out.documents]
     found = {
         f"{name}/val_p_at_1": held_out.p_at_1(rows, np.asarray(fused(labels_LD, weight, each), np.float32))
-        for name, each in (("encoder", 0.0), ("classifier", 1.0), ("fused", share))
+        for name, each in (("unclassified", 0.0), ("classifier", 1.0), ("fused", share))
     }
     return share, found

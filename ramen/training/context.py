@@ -145,7 +145,7 @@ class _Neighbours:
 
 
 def _anchors(session: Session, name: str, sides: Mapping[str, Graph]) -> _Neighbours:
-    """A set's anchors, weighted as they are drawn; as test documents are none, those who judge are none."""
+    """A set's anchors, weighted as draws from the pruned graph would be; as no test document is one, no judge is."""
     graph, drawn = sides["labels"], drawing_weights(sides, session.objective.anchor_sampling)
     used, columns = np.unique(graph.indices, return_inverse=True)
     weights = np.ones(len(used), np.float32) if drawn is None else np.asarray(drawn[used], np.float32)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 
@@ -17,7 +17,7 @@ from ramen.artifacts import Artifact
 from ramen.config import Section, Training
 from ramen.errors import ERROR, ConfigError, Interrupted, MissingExtra, RamenError
 from ramen.processes import world_size
-from ramen.retrieval import load_faiss
+from ramen.retrieval import faiss_threads
 from ramen.training.distributed import Processes, joined
 
 GRACE = 30.0
@@ -46,8 +46,7 @@ def together(
     if world_size() == 1:
         _check_room(count)
     if world_size() > 1 or count == 1:
-        with joined() as processes:
-            _limit_threads(training, processes)
+        with joined() as processes, _limited_threads(training, processes):
             yield processes
         return
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
@@ -61,8 +60,7 @@ def together(
         others = [_start(command, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
         os.environ.update({**shared, "RANK": "0", "LOCAL_RANK": "0"})
         try:
-            with joined() as processes:
-                _limit_threads(training, processes)
+            with joined() as processes, _limited_threads(training, processes):
                 yield processes
         except Exception as error:
             if said := _last_words(others):
@@ -99,12 +97,20 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _limit_threads(training: Training, processes: Processes) -> None:
+@contextmanager
+def _limited_threads(training: Training, processes: Processes) -> Iterator[None]:
+    """`training.threads`, or an even share of the cores; whatever follows in this process has its own again."""
     each = training.threads or max(1, cores() // processes.size)
+    before = torch.get_num_threads()
     torch.set_num_threads(each)
-    if processes.size > 1:  # alone, mining and validation may use all cores whatever a step does
-        with suppress(MissingExtra):  # who needs it will say so
-            load_faiss().omp_set_num_threads(each)
+    try:
+        with ExitStack() as stack:
+            if processes.size > 1:  # alone, mining and validation may use all cores whatever a step does
+                with suppress(MissingExtra):  # who needs it will say so
+                    stack.enter_context(faiss_threads(each))
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _last_words(others: list[subprocess.Popen[str]]) -> str:

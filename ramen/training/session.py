@@ -64,8 +64,8 @@ WARMED = {
     "training": ("seed", "validation_fraction", "warmup_epochs"),
     "guidance": ("enabled", "anchor_sets", "max_length", "epochs"),
 }
-"""What a warm model has settled: its encoder, its base algorithm and the pairs that it clustered, which documents it has
-not seen, so that they may judge, from which epoch on rounds are counted, and its oracle."""
+"""What a warm model has settled: its encoder, its base algorithm and the pairs that this goes by, which documents it
+has not seen, so that they may judge, from which epoch on rounds are counted, and its oracle."""
 CUT_SHARE = 0.2
 """More texts than this share cut at `encoder.max_length` are worth a warning."""
 EMBED_BLOCK = {"cpu": 4096, "cuda": 1 << 17}

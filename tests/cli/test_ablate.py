@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,15 +15,15 @@ import torch
 from click.testing import CliRunner
 from scipy.stats import sem
 
-from ramen.ablation import CHAIN, Outcome, summarise
+from ramen.ablation import CHAIN, Outcome, run_row, summarise
 from ramen.artifacts import drafts
 from ramen.cli import cli
 from ramen.config import Encoder, resolve
 from ramen.data.dataset import Problem
 from ramen.encoder.loading import load_encoder
-from ramen.errors import ConfigError
+from ramen.errors import ConfigError, Interrupted
 from ramen.evaluation.report import SLICES
-from ramen.stages import STAGES
+from ramen.stages import STAGES, run_stage
 from ramen.studies import read_study, studies
 
 KNOBS = {
@@ -202,6 +203,24 @@ def tiny_test_labels(source: Path) -> dict[str, set[int]]:
     uids = [line.split("->")[0] for line in (source / "raw_data/test.raw.txt").read_text().splitlines()]
     rows = (source / "tst_X_Y.txt").read_text().splitlines()[1:]
     return {uid: {int(pair.split(":")[0]) for pair in row.split()} for uid, row in zip(uids, rows, strict=True)}
+
+
+def test_the_time_before_a_stop_counts_too(tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = [f"{key}={value}" for key, value in {**KNOBS, "data.path": tiny_source, "training.threads": 1}.items()]
+    clock = [0.0]
+    monkeypatch.setattr("ramen.ablation.time.monotonic", lambda: clock[0])
+
+    def stage(name: str, **asked: Any) -> dict[str, float]:
+        clock[0] += 100.0
+        if name == "prune-retrain" and clock[0] < 500:
+            raise Interrupted("stopped on request")
+        return run_stage(name, **asked)
+
+    monkeypatch.setattr("ramen.ablation.run_stage", stage)
+    with pytest.raises(Interrupted):
+        run_row(resolve(sets=sets), here / "cache")
+    assert run_row(resolve(sets=sets), here / "cache").seconds == 300, "warm-up, what was stopped, and the rest"
+    assert not list(here.rglob("seconds.json"))
 
 
 def test_an_encoder_trained_anew_in_its_folder_is_another_one(tiny_source: Path, here: Path) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from ramen.artifacts import open_artifact
+from ramen.config import Encoder, Training
 from ramen.errors import ConfigError, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.training.distributed import Processes
@@ -93,8 +95,6 @@ def test_torchrun_runs_the_command_line_and_writes_once(tiny_artifacts: dict[str
 def test_a_process_that_dies_ends_the_stage_with_its_words(
     tiny_artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramen.config import Encoder, Training
-
     monkeypatch.setattr(sys, "executable", "/bin/false")
     inputs = {name: open_artifact(tiny_artifacts[name], name) for name in ("dataset", "graph")}
     monkeypatch.setattr("ramen.training.distributed.TIMEOUT", __import__("datetime").timedelta(seconds=3))
@@ -107,8 +107,6 @@ def test_a_process_that_dies_ends_the_stage_with_its_words(
 
 
 def test_more_processes_than_cores_are_refused_before_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramen.config import Training
-
     def start(*_: object) -> None:
         raise AssertionError("a process was started")
 
@@ -160,3 +158,10 @@ def test_gradient_caching_changes_nothing_but_memory(
     cached = weights(tmp_path / "cached" / "model")
     for name, value in weights(tmp_path / "plain" / "model").items():
         np.testing.assert_allclose(cached[name], value, atol=1e-3, err_msg=name)
+
+
+def test_threads_of_a_training_end_with_it() -> None:
+    before = torch.get_num_threads()
+    with together("warmup", {}, {}, Training(processes=1, threads=before + 1)):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
