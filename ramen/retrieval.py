@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,34 +66,51 @@ def search(
     Raises:
         MissingExtra: faiss is not installed.
     """
-    assert documents.ndim == labels.ndim == 2 and documents.shape[1] == labels.shape[1]
-    if candidates is not None:
-        found, scores = search(documents, labels[candidates], k, chunk)
-        return np.append(candidates, len(labels))[found], scores
-    documents = np.ascontiguousarray(documents, np.float32)
-    labels = np.ascontiguousarray(labels, np.float32)
-    depth = min(k, len(labels))
-    indices = np.full((len(documents), k), len(labels), np.int64)
-    scores = np.full((len(documents), k), -np.inf, np.float32)
-    find = _searcher(labels, depth) if depth else None
-    for start in range(0, len(documents) if find else 0, chunk):
-        assert find is not None
-        block = slice(start, start + chunk)
-        indices[block, :depth], scores[block, :depth] = _top(find, documents[block], labels, depth)
-    return indices, scores
+    return ExactSearch(labels, candidates).search(documents, k, chunk)
 
 
-def _searcher(labels: Vectors, depth: int) -> Search:
-    """FAISS's exact search over the labels: on all GPUs where there are any, else on the CPU without a copy."""
-    faiss = load_faiss()
-    count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
-    if count > 0 and depth < GPU_MAX_K:
+class ExactSearch:
+    """The labels of `search`, made ready once for many calls: the competing ones copied out, and on the GPUs.
+
+    Args:
+        labels, candidates: as of `search`.
+    """
+
+    def __init__(self, labels: Vectors, candidates: NDArray[np.int64] | None = None) -> None:
+        self._number_of = None if candidates is None else np.append(candidates, len(labels))
+        self._labels = np.ascontiguousarray(labels if candidates is None else labels[candidates], np.float32)
+
+    def search(self, documents: Vectors, k: int, chunk: int = 4096) -> tuple[NDArray[np.int64], Vectors]:
+        """As the function."""
+        labels = self._labels
+        assert documents.ndim == labels.ndim == 2 and documents.shape[1] == labels.shape[1]
+        documents = np.ascontiguousarray(documents, np.float32)
+        depth = min(k, len(labels))
+        indices = np.full((len(documents), k), len(labels), np.int64)
+        scores = np.full((len(documents), k), -np.inf, np.float32)
+        for start in range(0, len(documents) if depth else 0, chunk):
+            block = slice(start, start + chunk)
+            indices[block, :depth], scores[block, :depth] = _top(self._find, documents[block], labels, depth)
+        return (indices if self._number_of is None else self._number_of[indices]), scores
+
+    def _find(self, x: Vectors, n: int) -> tuple[Vectors, NDArray[np.int64]]:
+        if self._on_gpus is not None and n <= GPU_MAX_K:
+            return self._on_gpus.search(x, n)  # type: ignore[no-any-return]
+        faiss = load_faiss()
+        return faiss.knn(x, self._labels, n, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _on_gpus(self) -> Any:
+        """The labels on all GPUs where there are any, else None: a CPU searches them without a copy."""
+        faiss = load_faiss()
+        count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
+        if not count:
+            return None
         # of several processes each searches on its own GPU: with all on all, every GPU would hold the labels P times
         gpus = list(range(count)) if world_size() == 1 else [local_rank() % count]
-        index = faiss.index_cpu_to_gpus_list(faiss.IndexFlatIP(labels.shape[1]), gpus=gpus)
-        index.add(labels)
-        return lambda x, n: index.search(x, n)  # type: ignore[no-any-return]
-    return lambda x, n: faiss.knn(x, labels, n, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]
+        index = faiss.index_cpu_to_gpus_list(faiss.IndexFlatIP(self._labels.shape[1]), gpus=gpus)
+        index.add(self._labels)
+        return index
 
 
 def _top(find: Search, x: Vectors, labels: Vectors, depth: int) -> tuple[NDArray[np.int64], Vectors]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ramen.base.protocol import BaseAlgorithm, Embed, Problem, Vectors, every
 from ramen.base.sampling import Ints, among
-from ramen.retrieval import search
+from ramen.retrieval import ExactSearch
 
 CELLS = 1 << 22
 """Labels found at a time, for all documents of a block (bounds memory)."""
@@ -32,13 +32,13 @@ def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int)
     left_out = (known @ labels_of).astype(np.int64)
     order = problem.documents[np.argsort(-left_out[problem.documents], kind="stable")]  # of a few it may be thousands
     found = np.full((problem.y.shape[0], size), -1, np.int32)
-    candidates = problem.labels if len(problem.unseen) else None
+    exact = ExactSearch(labels, problem.labels if len(problem.unseen) else None)
     start = 0
     while start < len(order):
         depth = min(size + int(left_out[order[start]]), len(problem.labels))
         rows = order[start : start + max(1, CELLS // depth)]
         start += len(rows)
-        ids, _ = search(documents[rows], labels, depth, candidates=candidates)
+        ids, _ = exact.search(documents[rows], depth)
         wrong = ~_known(problem, rows, ids)
         place = np.cumsum(wrong, axis=1) - 1
         wrong &= place < size
