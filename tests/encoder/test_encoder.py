@@ -71,7 +71,8 @@ def test_bf16_stays_within_a_hundredth_of_cosine_distance() -> None:
     assert (exact * quick).sum(1).min() > 0.99
 
 
-def test_an_unknown_encoder_is_one_clear_line() -> None:
+def test_an_unknown_encoder_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries again and again
     with pytest.raises(RamenError, match="encoder 'nobody/nothing': cannot be loaded") as caught:
         load_encoder("nobody/nothing", Encoder())
     assert "\n" not in str(caught.value)

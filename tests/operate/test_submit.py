@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,7 +168,8 @@ def test_image_is_compiled_into_the_run(server: Server) -> None:
     assert {one["container"]["image"] for one in executors.values()} == {"registry.example/ramen@sha256:1"}
 
 
-def test_watching_says_each_step_once_and_ends_as_the_run(server: Server) -> None:
+def test_watching_says_each_step_once_and_ends_as_the_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.submitting.time", SimpleNamespace(sleep=lambda seconds: None))
     server.states = _looks(
         {"ingest": "RUNNING", "ingest-driver": "SUCCEEDED"},
         {"ingest": "RUNNING"},
