@@ -80,7 +80,9 @@ def test_the_base_differs_in_graphs_and_registration_alone() -> None:
     changed = {(name, key) for name, values in ours.items() for key in values if values[key] != base[name][key]}
     assert changed == {("objective", "graphs"), ("index", "model")}
     assert base["objective"]["graphs"] is False and base["index"]["model"] == ""
-    told = runs.base_of(resolve(preset="demo", sets=["guidance.enabled=true", "objective.augment_labels=true"]))
+    helped = resolve(preset="demo", sets=["guidance.enabled=true", "objective.augment_labels=true"])
+    told = runs.base_of(helped)
+    assert len(runs._helps(helped)) == 3 and not runs._helps(told), "what is named as help is off in the base"
     assert not told.objective.augment_labels, "that is a graph's too"
     assert not told.guidance.enabled, "an oracle would read the graphs to the base"
 
