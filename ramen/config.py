@@ -59,6 +59,13 @@ class Data(Section):
         ge=0,
         lt=1,
     )
+    filter_self: Literal["auto", "files", "none"] = knob(
+        "auto",
+        "pairs that do not count: auto = those that the source names, each document that is a label too for itself, "
+        "and for a test document the labels whose training documents have it as their label; files = those that the "
+        "source names; none = no pair",
+        "pyxclib",
+    )
     max_documents: int = knob(0, "keep at most this many documents, chosen by seed; 0 = all", ge=0)
     test_fraction: float = knob(0.2, "debian: share of source packages held out for test", gt=0, lt=1)
     seed: int = knob(0, "seed of the split and of the subset", ge=0)

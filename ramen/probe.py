@@ -26,6 +26,7 @@ from ramen.artifacts import Artifact
 from ramen.base.sampling import keyed_rng
 from ramen.config import Config, Training
 from ramen.data.dataset import Problem, Texts, read_test_edges
+from ramen.data.filters import heldout_filter
 from ramen.encoder.labels import encode_labels, with_context
 from ramen.encoder.loading import load_encoder, load_trained
 from ramen.errors import ArtifactError, DataError
@@ -178,7 +179,7 @@ def _held_out(problem: Problem, graphs: Mapping[str, Mapping[str, Graph]], rows:
     return Asked(
         problem.train.at(rows),
         problem.y_train[rows],
-        problem.filter_train[rows],
+        heldout_filter(problem, rows)[rows],
         {name: sides["train"].csr()[rows] for name, sides in graphs.items()},
     )
 

@@ -114,7 +114,7 @@ class Stage:
         return found
 
 
-_ITEMS = ("data/dataset.py", "data/identity.py")
+_ITEMS = ("data/dataset.py", "data/filters.py", "data/identity.py")
 _TRAINING_CODE = (
     *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "training", "work.py",
 )  # fmt: skip

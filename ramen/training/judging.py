@@ -71,7 +71,7 @@ class Judges:
             return None
         rows = np.sort(rng.permutation(rows)[:DOCUMENTS])
         documents = session.embed(session.texts.roles["documents"][rows])
-        return cls(rows, documents, positives[rows], problem.filter_train[rows], problem.unseen)
+        return cls(rows, documents, positives[rows], session.ignored[rows], problem.unseen)
 
     def ask(
         self, labels: Vectors, others: Vectors, combine: Callable[[Vectors, Vectors, float], Vectors], shares: Vectors

@@ -25,6 +25,7 @@ from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import keyed_rng
 from ramen.config import Base, Encoder, Objective, Section, Training
 from ramen.data.dataset import Problem, whole_groups
+from ramen.data.filters import heldout_filter
 from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
@@ -131,6 +132,7 @@ class Session:
             fraction = f"training.validation_fraction = {self.training.validation_fraction:g}"
             too = "every group of documents is larger" if self.problem.groups is not None else "there are too few"
             warn(f"{fraction} holds out no document, since {too}; raise it")
+        self.ignored = heldout_filter(self.problem, held_out)
         reads_graphs = self.objective.graphs or self.objective.augment_labels
         known = training_graphs(graph.path, self.problem, held_out) if reads_graphs else {}
         self.graphs, self.graph_negatives = self._used(known) if self.objective.graphs else ({}, None)
@@ -143,7 +145,7 @@ class Session:
         self.checkpoints = Checkpoints(draft.work, draft.task)
         self.extra_arrays: dict[str, NDArray[Any]] = {}
         self.interrupted = False
-        self.validation = validation_set(self.problem, held_out)
+        self.validation = validation_set(self.problem, held_out, self.ignored)
         self.trainer = self._make_trainer(held_out, kept)
         if not self.trainer.sampler.steps_per_epoch:
             count = len(self.trainer.base.problem.documents)
@@ -185,7 +187,7 @@ class Session:
         return BaseProblem(
             documents[np.diff(y.indptr)[documents] > 0],
             y,
-            problem.filter_train,
+            self.ignored,
             self.texts.roles["labels"],
             self.texts.roles["documents"],
             self.training.batch_size,
@@ -552,12 +554,12 @@ def split_validation(problem: Problem, training: Training) -> tuple[NDArray[np.i
     return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 
-def validation_set(problem: Problem, documents: NDArray[np.int64]) -> Validation:
-    """The held-out documents with their true and ignored pairs as sorted flat numbers."""
+def validation_set(problem: Problem, documents: NDArray[np.int64], ignored: sp.csr_matrix) -> Validation:
+    """The held-out documents with their true and ignored (CSR N x L) pairs as sorted flat numbers."""
     num_labels = len(problem.labels)
 
     def pairs(matrix: Any) -> Any:
         block = matrix[documents].tocoo()
         return np.sort(documents[block.row].astype(np.int64) * num_labels + block.col)
 
-    return Validation(documents, pairs(problem.y_train), pairs(problem.filter_train), num_labels, problem.unseen)
+    return Validation(documents, pairs(problem.y_train), pairs(ignored), num_labels, problem.unseen)

@@ -159,7 +159,7 @@ def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Problem, m
     rng = np.random.default_rng(0)
     labels = rng.standard_normal((30, 8)).astype(np.float32)
     held_out = np.arange(3, 43)
-    whole = validation_set(tiny_problem, held_out)
+    whole = validation_set(tiny_problem, held_out, tiny_problem.filter_train)
     assert whole.sampled() is whole
     monkeypatch.setattr("ramen.training.loop.JUDGES", 10)
     part = whole.sampled()
@@ -178,7 +178,7 @@ def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents
     documents = np.eye(30, dtype=np.float32)[problem.y_train[held_out].argmax(1).A1]
     labels = np.eye(30, dtype=np.float32)
     labels[problem.unseen] = 2.0  # first for every document
-    assert validation_set(problem, held_out).p_at_1(documents, labels) == 100.0
+    assert validation_set(problem, held_out, problem.filter_train).p_at_1(documents, labels) == 100.0
 
 
 def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> None:
