@@ -63,13 +63,13 @@ def apply_rule(problem: Problem, rule: FilterRule) -> tuple[Problem, FilterCount
         return problem, FilterCounts(files=files)
     identity = identify(problem)
     own_train, own_test = (same_items(part, problem.labels, identity) for part in (problem.train, problem.test))
-    self_train, self_test = _without(own_train, problem.y_train), _without(own_test, problem.y_test)
+    self_train, self_test = without(own_train, problem.y_train), without(own_test, problem.y_test)
     reciprocal = reciprocal_pairs(own_test, problem.y_train, own_train)
     counts = FilterCounts(
         identity if own_train.nnz or own_test.nnz else "",
         files,
         int(self_train.nnz + self_test.nnz),
-        int(_without(reciprocal, own_test).nnz),
+        int(without(reciprocal, own_test).nnz),
     )
     filtered = replace(
         problem,
@@ -153,7 +153,8 @@ def _union(*matrices: sp.csr_matrix) -> sp.csr_matrix:
     return _binary(total)
 
 
-def _without(matrix: sp.csr_matrix, other: sp.csr_matrix) -> sp.csr_matrix:
+def without(matrix: sp.csr_matrix, other: sp.csr_matrix) -> sp.csr_matrix:
+    """The pairs of a matrix that another one has not: CSR, ones."""
     return _binary(matrix - matrix.multiply(other != 0))
 
 

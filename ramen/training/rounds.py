@@ -45,21 +45,24 @@ class Rounds:
         session, settings = self.session, self.settings
         self.position = session.trainer.position
         track = session.track
-        first_epoch, epochs = session.training.warmup_epochs, session.training.epochs
-        while self.position.epoch < epochs:
-            middle = (
-                self.position.round > 0 and self.position.epoch < first_epoch + self.position.round * settings.every
+        first_epoch = sum(record["phase"] == "warmup" for record in self.position.history)
+        every, most = session.plan.at_least(settings.every), session.plan.most
+        while self.position.epoch < most and not session.plan.ended(self.position):
+            session.plan.review(self.position)  # what trains to the end is not pruned again
+            decaying = self.position.decay_start >= 0
+            middle = self.position.round > 0 and (
+                decaying or self.position.epoch < first_epoch + self.position.round * every
             )
             number = self.position.round if middle else self.position.round + 1
             with track.child(f"round-{number}", {"ramen.round": str(number)}) as child:
-                session.track = session.trainer.track = child
                 if not middle:
                     self._begin(number)
-                session.train("retrain", min(first_epoch + number * settings.every, epochs))
+                if not decaying:
+                    session.train("retrain", min(first_epoch + number * every, most))
+                if self.position.decay_start >= 0:
+                    session.train("retrain", most)
                 self.position.rounds[-1]["val_p_at_1"] = self.position.history[-1]["val_p_at_1"]
                 child.log(self._round_metrics(self.position.rounds[-1]) | session.last_metrics())
-            session.track = session.trainer.track = track
-            track.log(self._round_metrics(self.position.rounds[-1]), step=number)
 
     def _begin(self, number: int) -> None:
         """Prune unless settled or switched off, record the round, save: a retry starts after the pruning."""
@@ -92,6 +95,7 @@ class Rounds:
                 "val_p_at_1": None,
             }
         )
+        self.session.track.curve(self._edges_kept(self.position.rounds[-1]), step=self.position.global_step)
         self.session.use_graphs(self.pruned)
         self.session.extra_arrays = {
             f"{name}/{side}": membership(self.session.graphs[name][side], graph)
@@ -203,8 +207,12 @@ class Rounds:
         return {"rounds": float(len(self.position.rounds)), **last}
 
     @staticmethod
+    def _edges_kept(record: Mapping[str, Any]) -> dict[str, float]:
+        return {f"edges_kept/{key}": 100.0 * value for key, value in record["edges_kept"].items()}
+
+    @staticmethod
     def _round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-        metrics = {f"edges_kept/{key}": 100.0 * value for key, value in record["edges_kept"].items()}
+        metrics = Rounds._edges_kept(record)
         metrics |= {f"lonely_rows/{key}": 100.0 * value for key, value in record["lonely_rows"].items()}
         metrics |= {f"jaccard/{key}": value for key, value in record["jaccard"].items()}
         metrics |= {f"threshold/{key}": value for key, value in record["thresholds"].items()}

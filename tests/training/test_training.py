@@ -27,7 +27,8 @@ from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
 from ramen.training.batches import Step
-from ramen.training.loop import Trainer, linear_schedule, make_optimizer
+from ramen.training.loop import Trainer, make_optimizer
+from ramen.training.plan import linear_schedule
 from ramen.training.session import Session, split_validation, validation_set
 
 from training_recipe import SECTIONS, changed, history, same, train
@@ -168,7 +169,7 @@ def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Problem, m
     documents[:5] = 9 * labels[tiny_problem.y_train[part.documents[:5]].toarray().argmax(1)]
     scores = np.where(tiny_problem.filter_train[part.documents].toarray() > 0, -np.inf, documents @ labels.T)
     best = tiny_problem.y_train[part.documents].toarray()[np.arange(10), scores.argmax(1)]
-    assert part.p_at_1(documents, labels) == pytest.approx(100 * best.mean())
+    assert part.quality(documents, labels).p_at_1 == pytest.approx(100 * best.mean())
     assert best.sum() >= 5
 
 
@@ -178,7 +179,7 @@ def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents
     documents = np.eye(30, dtype=np.float32)[problem.y_train[held_out].argmax(1).A1]
     labels = np.eye(30, dtype=np.float32)
     labels[problem.unseen] = 2.0  # first for every document
-    assert validation_set(problem, held_out, problem.filter_train).p_at_1(documents, labels) == 100.0
+    assert validation_set(problem, held_out, problem.filter_train).quality(documents, labels).p_at_1 == 100.0
 
 
 def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ class StopAt(NullTracker):
     def __init__(self, session_step: int) -> None:
         self.left = session_step
 
-    def log(self, metrics: Any, step: int | None = None) -> None:
+    def curve(self, metrics: Any, step: int) -> None:
         import os
         import signal
 
