@@ -217,6 +217,9 @@ def test_siblings_never_straddle_the_split() -> None:
         assert problem.groups is not None, "held-out documents are split off in the same way"
         sources = [packages[uid].source for uid in problem.train.uids]
         assert len(set(zip(sources, problem.groups, strict=True))) == len(set(sources)) == len(set(problem.groups))
+        assert problem.test_groups is not None, "standard errors are clustered by source package"
+        sources = [packages[uid].source for uid in problem.test.uids]
+        assert len(set(zip(sources, problem.test_groups, strict=True))) == len(test) == len(set(problem.test_groups))
 
 
 def test_the_split_of_a_source_does_not_depend_on_the_others() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import NDArray
 
 from ramen import config
 from ramen.data.dataset import AnchorSet, Problem, Texts
@@ -83,7 +84,8 @@ def build(archive: dict[str, Package], settings: config.Data) -> Problem:
         sp.csr_matrix((len(train), len(labels)), dtype=np.float32),
         sp.csr_matrix((len(test), len(labels)), dtype=np.float32),
         _anchor_sets(archive, train, test, labels),
-        groups=np.unique([archive[name].source for name in train], return_inverse=True)[1].astype(np.int64),
+        groups=_numbered_sources(train, archive),
+        test_groups=_numbered_sources(test, archive),
     )
 
 
@@ -94,6 +96,11 @@ def _targets(package: Package, archive: dict[str, Package]) -> set[str]:
 
 def _is_test(source: str, settings: config.Data) -> bool:
     return share(source, seed=settings.seed, purpose="test") < settings.test_fraction
+
+
+def _numbered_sources(names: Sequence[str], archive: dict[str, Package]) -> NDArray[np.int64]:
+    """The number of each package's source package."""
+    return np.unique([archive[name].source for name in names], return_inverse=True)[1].astype(np.int64)
 
 
 def _texts(names: Sequence[str], archive: dict[str, Package]) -> Texts:
