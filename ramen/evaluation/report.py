@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from ramen.evaluation.figures import edges_figure, quantile_figure, training_figure
 from ramen.evaluation.template import PAGE, STYLE
+from ramen.evaluation.uncertainty import Gain
 
 COLUMNS = {
     "P@1": "p_at_1",
@@ -83,6 +84,8 @@ class Report:
         bins_note: how the bins were cut.
         facts: name and value pairs: counts, propensity parameters, settings.
         base, base_bins: the same of the base run; None = no base, or bins that do not match.
+        gains: metric -> gain over the base with its standard error.
+        error_note: how the standard errors are computed.
         history: records of history.json; missing keys leave gaps.
     """
 
@@ -94,6 +97,8 @@ class Report:
     facts: Sequence[tuple[str, str]]
     base: Mapping[str, float] | None = None
     base_bins: Table | None = None
+    gains: Mapping[str, Gain] = field(default_factory=dict)
+    error_note: str = ""
     history: Sequence[Mapping[str, Any]] = ()
     graphs: Sequence[GraphFacts] = ()
     samples: Sequence[Sample] = field(default=())
@@ -125,6 +130,7 @@ def render(report: Report, images: Mapping[str, bytes]) -> str:
         columns=[{"title": title, "split": key.startswith("label_")} for title, key in COLUMNS.items()],
         rows=[_row(report, name) for name in ("overall", *SLICES)],
         has_base=report.base is not None,
+        error_note=report.error_note,
         bins_note=report.bins_note,
         images={"training": None, "edges": None} | inlined,
         pruned=any(record.get("phase") == "retrain" for record in report.history),
@@ -141,17 +147,18 @@ def _row(report: Report, name: str) -> dict[str, Any]:
 
 
 def _cell(report: Report, key: str) -> dict[str, Any]:
-    """A number with its difference to the base."""
+    """A number with its gain over the base: "up" or "down" from two standard errors, else "even", shown grey."""
     value = report.metrics.get(key)
     if value is None:
         return {"text": "–", "delta": None, "sign": "even"}
     base = None if report.base is None else report.base.get(key)
     if base is None:
         return {"text": f"{value:.2f}", "delta": None, "sign": "even"}
-    difference = round(value - base, 2)
-    sign = "up" if difference > 0 else "down" if difference < 0 else "even"
-    delta = f"{difference:+.2f}".replace("-", "−") if difference else "±0.00"
-    return {"text": f"{value:.2f}", "delta": delta, "sign": sign}
+    gain = report.gains.get(key, Gain(value - base, None))
+    sign = "even" if not gain.significant else "up" if gain.points > 0 else "down"
+    points = f"{round(gain.points, 2) + 0.0:+.2f}".replace("-", "−")
+    error = "" if gain.error is None else f" ± {gain.error:.2f}"
+    return {"text": f"{value:.2f}", "delta": points + error, "sign": sign}
 
 
 def _graph(graph: GraphFacts) -> dict[str, str]:

@@ -23,9 +23,11 @@ from ramen.evaluation.contents import Measured, gather, unlabelled
 from ramen.evaluation.figures import png
 from ramen.evaluation.metrics import DEPTH, ENCODER, apply_filter, inverse_propensity, label_recall
 from ramen.evaluation.metrics import evaluate as measure
+from ramen.evaluation.per_document import from_evaluation, from_ranking
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
 from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, overall_and_thirds
 from ramen.evaluation.report import SLICES, make_figures, render
+from ramen.evaluation.uncertainty import PER_DOCUMENT, flat_gains, gains
 from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges
 from ramen.retrieval import search
 from ramen.tracking import Tracker
@@ -44,11 +46,13 @@ def evaluate(
     """Evaluate a model on the test documents.
 
     Writes metrics.json, propensity.json, quantiles.csv, plots/quantiles.csv (bin, metric, value),
-    predictions.parquet, figures/*.png and report.html; encoder_predictions.parquet for a model with label context or
-    classifiers. Test documents without a label are kept and count 0, as in pyxclib (FN alone leaves them out).
+    predictions.parquet, per_document.parquet (contributions to the metrics), figures/*.png and report.html;
+    encoder_predictions.parquet for a model with label context or classifiers. Test documents without a label are kept
+    and count 0, as in pyxclib (FN alone leaves them out).
 
     Returns:
-        Overall and slice metrics in percent; metrics.json also holds the base's under `base/`.
+        Overall and slice metrics in percent; with a base also `gain/METRIC` and its standard error `gain_se/METRIC`.
+        metrics.json also holds the base's metrics under `base/`.
 
     Raises:
         DataError: there is no test document, or none has a label.
@@ -66,13 +70,19 @@ def evaluate(
     if fused:  # as published NGAME figures are; those of the encoder alone belong beside
         theirs = _measure(problem, alone, scoring).metrics
         measured.metrics.update({f"{ENCODER}{key}": value for key, value in theirs.items()})
-    report = gather(problem, ranking, measured, scoring, model, pruned_graph, base)
+    documents = from_ranking(
+        problem, ranking.indices, scoring.propensity_a, scoring.propensity_b, {"dataset": dataset.digest}
+    )
+    gained = gains(documents, from_evaluation(problem, base.path)) if base else {}
+    measured.metrics.update(flat_gains(gained))
+    report = gather(problem, ranking, measured, scoring, model, pruned_graph, base, gained)
 
     if scoring.links:
         measured.metrics.update(_links(problem, model, encoder, scoring))
 
     _write_tables(evaluation.path, problem, measured, scoring, report.base)
     write_predictions(evaluation.path / PREDICTIONS, problem, ranking, scoring.chunk)
+    documents.write(evaluation.path / PER_DOCUMENT)
     if fused:
         write_predictions(evaluation.path / ENCODER_PREDICTIONS, problem, alone, scoring.chunk)
     figures = make_figures(report)
@@ -82,11 +92,11 @@ def evaluate(
         (evaluation.path / "figures" / f"{name}.png").write_bytes(image)
         track.figure(figures[name], name)
     write_text(evaluation.path / "report.html", render(report, images))
-    evaluation.counts.update(_counts(problem, measured, scoring))
+    evaluation.counts.update(_counts(problem, measured, scoring) | {"test_groups": documents.group_count})
     if base:
         evaluation.counts["base"] = base.digest
     track.headline(measured.metrics)
-    for file in ("report.html", "metrics.json"):
+    for file in ("report.html", "metrics.json", PER_DOCUMENT):
         track.artifact(evaluation.path / file)
     return measured.metrics
 

@@ -116,7 +116,9 @@ PAGE = """<!doctype html>
 </tr>
 {% endfor %}
 </tbody></table>
-<p class="note">All numbers in percent{% if has_base %}; small numbers are differences to the base{% endif %}.
+<p class="note">All numbers in percent.{% if has_base %} Small numbers are gains over the base ± their standard error,
+{{ error_note }}; gains below two standard errors are grey.{% endif %}
+
 Head, torso and tail each hold about a third of the training pairs. Left of the rule their rows are contributions: hits
 of the group's labels in the full ranking, normalised as overall, so that the three add up to the first row. Label R@100
 is the recall of each label, averaged over the group's labels that occur in the test set: 100 is the best in every row.

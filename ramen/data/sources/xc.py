@@ -5,7 +5,7 @@ What is looked for, the first that is there (each `.txt` also as `.txt.gz`, each
 - texts: `trn.json`, `raw_data/train.raw.txt`, `raw/trn_X.txt`; `tst`/`test` and `lbl`/`label` (`raw/Y.txt`) likewise;
 - labels of documents: `trn_X_Y.npz`, `trn_X_Y.txt`, `Y.trn.npz`, else `target_ind` of `trn.json`; `tst` likewise;
 - filters: `filter_labels_train.txt`, `trn_filter_labels.txt` (Renee), else none; `test`/`tst` likewise;
-- groups of documents: `trn_groups.txt` and `tst_groups.txt`, a name for each document (its site, session, author), where
+- groups of documents: `trn_groups.txt`, `tst_groups.txt`, a name for each document (its site, session, author), where
   test documents were set aside by whole groups; without the file each document is its own group;
 - anchor set S: `S_trn_X_Y.*` and `S_lbl_X_Y.*`, for oracles `S_tst_X_Y.*`; texts `raw_data/S.raw.txt` or `S.raw.txt`.
   `S_renee_*` are a linker's predictions, not links, and are left alone.
