@@ -25,9 +25,11 @@ from ramen.artifacts import open_artifact, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
 from ramen.errors import ArtifactError, Interrupted
-from ramen.evaluation.metrics import ENCODER, by_document, inverse_propensity
-from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, read_labels
-from ramen.evaluation.quantiles import MISSED_DEPTHS, head_torso_tail
+from ramen.evaluation.metrics import ENCODER
+from ramen.evaluation.per_document import from_evaluation
+from ramen.evaluation.predictions import ENCODER_PREDICTIONS
+from ramen.evaluation.quantiles import MISSED_DEPTHS
+from ramen.evaluation.uncertainty import PerDocument, standard_error
 from ramen.stages import STAGES, run_stage
 from ramen.tracking import open_tracker, record_cached
 
@@ -126,8 +128,8 @@ class Summary:
     Attributes:
         mean, deviation: metric -> over seeds; deviation is the sample's, NaN for one seed.
         gain, gain_deviation: metric -> difference to the row it is compared with, seed by seed; empty without one.
-        gain_error: metric -> standard error of the gain over the test documents, of those that `by_document` knows. A
-            deviation over seeds does not see that other documents would have been drawn.
+        gain_error: metric -> standard error of the gain over the test documents, clustered by group, of those that
+            `by_document` knows. A deviation over seeds does not see that other documents would have been drawn.
         missed: bin of labels -> depth -> difference of the missed share (R-ICLR table 8; less is better).
         seconds: mean training time.
     """
@@ -170,37 +172,33 @@ def summarise(outcomes: Sequence[Outcome], against: Sequence[Outcome] | None, ke
 
 
 def _error(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str, float]:
-    """Standard error over the test documents of the mean difference; nothing of other data, or of a single document."""
+    """Standard errors of the gains averaged over seeds; nothing of other data, or of fewer than two groups."""
     if any(ours.dataset != theirs.dataset for ours, theirs in zip(outcomes, against, strict=True)):
         return {}
     pairs = [
-        (_by_document(ours.dataset, ours.evaluation), _by_document(theirs.dataset, theirs.evaluation))
+        (_per_document(ours.dataset, ours.evaluation), _per_document(theirs.dataset, theirs.evaluation))
         for ours, theirs in zip(outcomes, against, strict=True)
     ]
-    if any(len(values) < 2 for values in pairs[0][0].values()):
-        return {}
-    return {
-        key: float(np.mean([ours[key] - theirs[key] for ours, theirs in pairs], axis=0).std(ddof=1))
-        / math.sqrt(len(pairs[0][0][key]))
-        for key in pairs[0][0]
-    }
+    found = {}
+    for prefix in pairs[0][0]:
+        first = pairs[0][0][prefix]
+        for key in first.values:
+            gains = [ours[prefix].values[key] - theirs[prefix].values[key] for ours, theirs in pairs]
+            error = standard_error(np.mean(gains, axis=0), first.groups, first.weights_of(key))
+            if error is not None:
+                found[f"{prefix}{key}"] = error
+    return found
 
 
-@functools.lru_cache(maxsize=64)  # the table is written anew after every seed, and a base stands beside several rows
-def _by_document(dataset: Path, evaluation: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """What each test document adds to a row's metrics, `encoder/` ones too, read from its predictions."""
-    problem = Problem.read(dataset)
-    propensity = json.loads((evaluation / "propensity.json").read_text(encoding="utf-8"))
-    inv_p = inverse_propensity(problem.y_train, propensity["a"], propensity["b"])
-    frequency = np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
-    thirds = head_torso_tail(frequency)
-
-    def measured(name: str) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-        return by_document(read_labels(evaluation / name, problem), problem.y_test, inv_p, thirds)
-
-    whole = measured(PREDICTIONS)
-    alone = measured(ENCODER_PREDICTIONS) if (evaluation / ENCODER_PREDICTIONS).is_file() else whole
-    return whole | {f"{ENCODER}{key}": values for key, values in alone.items()}
+@functools.lru_cache(
+    maxsize=16
+)  # the table is written again after every seed, and a base is compared with several rows
+def _per_document(dataset: Path, evaluation: Path) -> dict[str, PerDocument]:
+    """What each test document adds to a row's metrics, by the prefix of their keys ("" and `encoder/`)."""
+    problem = Problem.read(dataset, anchors=False)
+    whole = from_evaluation(problem, evaluation)
+    alone = (evaluation / ENCODER_PREDICTIONS).is_file()
+    return {"": whole, ENCODER: from_evaluation(problem, evaluation, ENCODER_PREDICTIONS) if alone else whole}
 
 
 def _missed(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str, dict[int, float]]:

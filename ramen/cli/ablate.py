@@ -38,7 +38,7 @@ ALONE, LINKS = (
     "By the texts' vectors alone, without label context and classifiers",
     "Raw links of the anchor sets found",
 )
-GAINS, ERROR = "Gains, ± deviation over seeds", ", [standard error over the test documents]"
+GAINS, ERROR = "Gains, ± deviation over seeds", ", [paired standard error over the test documents, clustered by group]"
 
 
 @click.command(short_help="Run a study: rows over seeds, one table.")
@@ -154,10 +154,12 @@ def _spread(deviation: float) -> str:
     return "" if deviation != deviation else f" ±{deviation:.2f}"
 
 
-def _gains(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> list[list[str]]:
+def _gains(
+    study: Study, done: Mapping[str, Summary], keys: Iterable[str], cell: Callable[[Summary, str], str]
+) -> list[list[str]]:
     """A line per row that is compared with another: the gain, its deviation over seeds, its error over documents."""
     compared = [row for row in study.rows if row.against in done]
-    return [[row.name, row.against, *(_gain(done[row.name], key) for key in keys)] for row in compared]
+    return [[row.name, row.against, *(cell(done[row.name], key) for key in keys)] for row in compared]
 
 
 def _has_error(done: Mapping[str, Summary], keys: Iterable[str]) -> bool:
@@ -173,14 +175,19 @@ def _gain(summary: Summary, key: str) -> str:
     return f"{value:+.2f}{_spread(summary.gain_deviation[key])}{error}"
 
 
+def _marked(summary: Summary, key: str) -> str:
+    """A gain as the terminal shows it: grey below two standard errors."""
+    return tables.mark(_gain(summary, key), summary.gain.get(key), summary.gain_error.get(key))
+
+
 def _show(study: Study, done: Mapping[str, Summary]) -> None:
     names = [name for name, key in KEYS.items() if "/" not in key]
     keys = [KEYS[name] for name in names]
     rows = _lines(study, done, keys)
     click.echo(f"{study.title}; in per cent, mean and deviation over seeds.\n")
     tables.show(rows, ["row", *names, "train s"], text_columns=1, ends=len(rows))
-    if gains := _gains(study, done, keys):
-        click.echo(f"{GAINS}{ERROR if _has_error(done, keys) else ''}.\n")
+    if gains := _gains(study, done, keys, _marked):
+        click.echo(f"{GAINS}{f'{ERROR}; grey: below two standard errors' if _has_error(done, keys) else ''}.\n")
         tables.show(gains, ["row", "against", *names], text_columns=2, ends=len(gains))
 
 
@@ -205,7 +212,7 @@ def _write(
     for said, columns in groups.items():
         text.write(f"\n## {said}\n\n" if said else "")
         _table(text, ["row", *columns, "training, s"], _lines(study, done, columns.values()))
-        if gains := _gains(study, done, columns.values()):
+        if gains := _gains(study, done, columns.values(), _gain):
             known = _has_error(done, columns.values())
             note = f"{ERROR}: a gain of less than twice the error may be chance" if known else ""
             text.write(f"\n{GAINS}{note}.\n\n")

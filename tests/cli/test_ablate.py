@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
-from scipy.stats import sem
 
 from ramen.ablation import CHAIN, Outcome, run_row, summarise
 from ramen.artifacts import drafts
@@ -23,6 +22,7 @@ from ramen.data.dataset import Problem
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ConfigError, Interrupted
 from ramen.evaluation.report import SLICES
+from ramen.evaluation.uncertainty import PerDocument
 from ramen.stages import STAGES, run_stage
 from ramen.studies import read_study, studies
 
@@ -156,11 +156,14 @@ def test_rows_are_runs_of_an_experiment_of_their_own(tiny_source: Path, tmp_path
     assert "MLFLOW_EXPERIMENT_NAME" not in os.environ, "what this process tracks next goes where it went before"
 
 
-def test_gains_carry_their_error_over_the_test_documents(tiny_source: Path, here: Path) -> None:
+def test_gains_carry_their_error_clustered_by_group(tiny_source: Path, here: Path) -> None:
     words = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.quantiles=2")
-    assert "[standard error" in ablate(tiny_source, *words)
+    source = shutil.copytree(tiny_source, here / "source")
+    groups = np.arange(20) // 3
+    (source / "tst_groups.txt").write_text("".join(f"{group}\n" for group in groups))
+    assert "[paired standard error over the test documents, clustered by group]" in ablate(source, *words)
     found = json.loads((here / "ablations/bases.json").read_text())
-    truth = tiny_test_labels(tiny_source)
+    truth = tiny_test_labels(source)
     written = (here / "ablations/bases.md").read_text()
     for file, key in (("predictions", "p_at_1"), ("encoder_predictions", "encoder/p_at_1")):
         first = {}
@@ -173,7 +176,9 @@ def test_gains_carry_their_error_over_the_test_documents(tiny_source: Path, here
                 hits.append([100.0 * (best[document] in labels) for document, labels in truth.items()])
                 assert each["metrics"][key] == pytest.approx(np.mean(hits[-1]))
             first[name] = np.mean(hits, axis=0)
-        error = sem(first["RAMEN(ngame)"] - first["ngame"])
+        differences = first["RAMEN(ngame)"] - first["ngame"]
+        sums = np.bincount(groups, differences - differences.mean())
+        error = np.sqrt(7 / 6 * np.square(sums).sum()) / 20
         assert found["RAMEN(ngame)"]["gain_error"][key] == pytest.approx(error) and error > 0
         assert f"[{error:.2f}]" in written
     missed = found["RAMEN(ngame)"]["missed"]
@@ -193,7 +198,8 @@ def test_a_row_of_the_encoder_alone_is_compared_as_it_is(tmp_path: Path) -> None
 
 
 def test_one_test_document_gives_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramen.ablation._by_document", lambda *_: {"p_at_1": np.array([100.0])})
+    one = PerDocument(["a"], {"p_at_1": np.array([100.0])})
+    monkeypatch.setattr("ramen.ablation._per_document", lambda *_: {"": one})
     (tmp_path / "quantiles.csv").write_text("bin,labels\n")
     rows = [[Outcome({"p_at_1": value}, 1.0, tmp_path, tmp_path)] for value in (100.0, 0.0)]
     assert summarise(*rows, ["p_at_1"]).gain_error == {}, "nan is no JSON"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -42,6 +43,22 @@ def test_rows_hold_base_ramen_and_the_gain() -> None:
     assert [row[:2] for row in tables.comparison(None, OURS)] == [
         [part, "ramen"] for part in ("overall", "head", "torso", "tail")
     ]
+
+
+def test_gains_below_two_standard_errors_are_grey(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"gain_se/p_at_1": 0.9, "gain_se/psp_at_5": 0.2, "gain_se/torso/p_at_1": 0.6, "gain_se/tail/p_at_1": 1.0}
+    rows = tables.comparison(BASE, OURS | errors)
+    p1 = 2 + list(tables.COLUMNS).index("P@1")
+    psp5 = 2 + list(tables.COLUMNS).index("PSP@5")
+    assert [row[1] for row in rows] == ["base", "ramen", "gain", "s.e."] * 4
+    assert rows[2][p1] == "[dim]+1.75[/dim]" and rows[3][p1] == "[dim]0.90[/dim]"
+    assert rows[2][psp5] == "[bold red]-0.50[/bold red]" and rows[14][p1] == "[bold green]+2.75[/bold green]"
+    assert rows[6][p1] == "+0.00" and rows[7][p1] == "", "an unknown error leaves a gain plain"
+    said = io.StringIO()
+    monkeypatch.setattr("sys.stdout", said)
+    monkeypatch.setenv("COLUMNS", "100")
+    tables.show_evaluation(OURS | errors, BASE)
+    assert "+1.75" in said.getvalue() and "[dim]" not in said.getvalue() and "clustered by group" in said.getvalue()
 
 
 def test_the_closing_lines_name_report_version_and_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
