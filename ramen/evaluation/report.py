@@ -157,7 +157,7 @@ def _cell(report: Report, key: str) -> dict[str, Any]:
     gain = report.gains.get(key, Gain(value - base, None))
     sign = "even" if not gain.significant else "up" if gain.points > 0 else "down"
     points = f"{round(gain.points, 2) + 0.0:+.2f}".replace("-", "−")
-    error = "" if gain.error is None else f" ± {gain.error:.2f}"
+    error = "" if gain.error is None else f" ±{gain.error:.2f}"
     return {"text": f"{value:.2f}", "delta": points + error, "sign": sign}
 
 

@@ -20,7 +20,7 @@ section { padding: 22px 24px; margin-top: 18px; }
 .card .value { font-size: 29px; font-weight: 650; line-height: 1.25; }
 .card .delta { font-size: 13px; }
 table { border-collapse: collapse; width: 100%; margin: 10px 0 8px; font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 9px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: 7px 8px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-size: 12.5px; color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
 thead th { border-bottom: 2px solid var(--rule); }
@@ -61,7 +61,9 @@ dd { margin: 0; overflow-wrap: anywhere; }
   body { background: #fff; font-size: 11px; }
   main { max-width: none; padding: 0; }
   section { padding: 12px 14px; margin-top: 10px; }
-  th, td { padding: 4px 5px; font-size: 10.5px; }
+  th, td { padding: 4px 3px; font-size: 10.5px; }
+  th { font-size: 9.5px; }
+  td .delta { font-size: 8.5px; }
   .note, ol, dl { font-size: 10.5px; }
   .card, .sample, figure, tr { break-inside: avoid; }
   h2 { break-after: avoid; }

@@ -84,9 +84,9 @@ def test_gains_below_two_standard_errors_are_grey() -> None:
     del gains["head/p_at_1"]
     html = page(replace(REPORT, base=base, base_bins=BINS, gains=gains, error_note="paired over 4 test documents"))
     cells = re.findall(r'<span class="delta (.*?)">(.*?)</span>', html)
-    assert cells.count(("even", "+1.25 ± 0.63")) == 1 and cells.count(("down", "−2.00 ± 0.50")) == 1
+    assert cells.count(("even", "+1.25 ±0.63")) == 1 and cells.count(("down", "−2.00 ±0.50")) == 1
     assert cells.count(("even", "+1.25")) == 1, "a gain whose error is unknown is no certain one"
-    assert set(cells) == {("even", "+1.25 ± 0.63"), ("down", "−2.00 ± 0.50"), ("even", "+1.25"), ("up", "+1.25 ± 0.60")}
+    assert set(cells) == {("even", "+1.25 ±0.63"), ("down", "−2.00 ±0.50"), ("even", "+1.25"), ("up", "+1.25 ±0.60")}
     assert "standard error,\npaired over 4 test documents; gains below two standard errors are grey" in html
     plain = page(REPORT).split("</style>")[1]
     assert "delta" not in plain and "standard error" not in plain

@@ -185,7 +185,7 @@ def test_base_is_set_beside(inputs: dict[str, Path], tmp_path: Path) -> None:
     assert {key: value for key, value in metrics.items() if not key.startswith("gain")} == base
     assert metrics["gain/tail/p_at_1"] == metrics["gain_se/tail/p_at_1"] == 0
     html = (tmp_path / "evaluation/report.html").read_text()
-    assert html.count("<h3>BASE</h3>") == 2 and '<span class="delta even">+0.00 ± 0.00</span>' in html
+    assert html.count("<h3>BASE</h3>") == 2 and '<span class="delta even">+0.00 ±0.00</span>' in html
     again = run(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"), samples=0)
     assert again == metrics
     stored = json.loads((tmp_path / "third/metrics.json").read_text())
@@ -221,7 +221,7 @@ def test_gains_have_errors_clustered_by_the_groups_of_the_dataset(tiny_problem: 
     assert track.headlines == metrics
     assert open_artifact(tmp_path / "out", "evaluation").counts["test_groups"] == 7
     html = (tmp_path / "out/report.html").read_text()
-    assert "clustered by their 7 groups" in html and f" ± {metrics['gain_se/p_at_1']:.2f}</span>" in html
+    assert "clustered by their 7 groups" in html and f" ±{metrics['gain_se/p_at_1']:.2f}</span>" in html
 
 
 def test_one_group_of_test_documents_gives_gains_without_errors(tiny_problem: Problem, tmp_path: Path) -> None:
