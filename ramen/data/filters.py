@@ -10,6 +10,7 @@ Two rules, those by which the published filter files were made (methods: pyxclib
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -93,26 +94,33 @@ def same_items(documents: Texts, labels: Texts, identity: Identity) -> sp.csr_ma
 
     Args:
         documents, labels: two lists of items.
-        identity: "uid", or "text": the title, or the text where there are no titles, regardless of case and spaces.
+        identity: "uid", or "text": the title, or the text where there are no titles; labels that differ in case and
+            spaces alone count where none is written exactly so.
     """
-
-    def keys(texts: Texts) -> list[str]:
-        return texts.uids if identity == "uid" else [name_key(name) for name in texts.names]
-
-    place: dict[str, list[int]] = {}
-    for number, key in enumerate(keys(labels)):
-        if key:
-            place.setdefault(key, []).append(number)
-    rows = [place.get(key, []) for key in keys(documents)]
+    if identity == "uid":
+        rows = _matches(documents.uids, labels.uids)
+    else:
+        exact = _matches(*([_spaced(name) for name in texts.names] for texts in (documents, labels)))
+        loose = _matches(*([_spaced(name).casefold() for name in texts.names] for texts in (documents, labels)))
+        rows = [found or others for found, others in zip(exact, loose, strict=True)]
     indptr = np.cumsum([0, *map(len, rows)])
     columns = np.fromiter((column for row in rows for column in row), np.int32, int(indptr[-1]))
     shape = (len(documents), len(labels))
     return sp.csr_matrix((np.ones(len(columns), np.float32), columns, indptr), shape=shape)
 
 
-def name_key(name: str) -> str:
-    """What two names of the same item have in common; "" for a text that is missing."""
-    return "" if name == PLACEHOLDER else " ".join(name.casefold().split())
+def _matches(keys: Sequence[str], others: Sequence[str]) -> list[list[int]]:
+    """Places of each key among others; none of an empty key."""
+    place: dict[str, list[int]] = {}
+    for number, key in enumerate(others):
+        if key:
+            place.setdefault(key, []).append(number)
+    return [place.get(key, []) for key in keys]
+
+
+def _spaced(name: str) -> str:
+    """A name with single spaces; "" for a text that is missing."""
+    return "" if name == PLACEHOLDER else " ".join(name.split())
 
 
 def reciprocal_pairs(own: sp.csr_matrix, y_train: sp.csr_matrix, own_train: sp.csr_matrix) -> sp.csr_matrix:

@@ -22,7 +22,7 @@ from ramen.training.checkpoint import Position
 
 DECAY_SHARE = 0.25
 """Epochs of the decay, as a share of the epochs before it."""
-RECENT = 0.2
+RECENT = 0.15
 """Share of the evaluations so far whose mean must beat that of as many before them."""
 FEWEST_EVALUATIONS = 2
 """Evaluations in each of these two means, at least."""
@@ -50,7 +50,7 @@ class Clock:
     """
 
     before: float = 0.0
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def elapsed(self) -> float:
@@ -183,7 +183,7 @@ class Plan:
 def settled(history: Sequence[Mapping[str, Any]]) -> bool:
     """Whether held-out quality has stopped improving.
 
-    The mean of the last fifth of all evaluations is compared with that of as many before: a mean is less noisy than
+    The mean of the last 15 % of all evaluations is compared with that of as many before: a mean is less noisy than
     the last figure, and the longer training has run, the longer a gain may take.
 
     Args:

@@ -83,7 +83,7 @@ def prune_retrain(
             rounds.run()
             session.save()  # what follows is short, and done again after a stop
             labels = session.embed_role("labels")
-            context = label_context(session, rounds.pruned, labels)
+            context = label_context(session, rounds.drawn, labels)
             unseen = labels if context is None else with_context(labels, context.unseen)
             classified = classify(session, classifier, model, labels, unseen)
     session.write(model, to_go_on=False)

@@ -69,11 +69,15 @@ def test_equal_texts_of_other_uids_are_other_items() -> None:
 
 
 def test_texts_match_by_title_regardless_of_case_and_spaces() -> None:
-    train = texts(["Apple  a fruit", PLACEHOLDER], ["t0", "t1"], titles=[" APPLE", PLACEHOLDER])
-    labels = texts(["Apple", "apple", PLACEHOLDER, "Pear"], ["l0", "l1", "l2", "l3"])
-    y = csr([[3], [3]], 4)
-    problem = Problem(train, texts(["x"], ["s0"]), labels, y, csr([[3]], 4), csr([[], []], 4), csr([[]], 4))
-    assert pairs(apply_rule(problem, "auto")[0].filter_train) == {(0, 0), (0, 1)}, "both labels of that name"
+    train = texts(
+        ["Apple  a fruit", PLACEHOLDER, "gls:  models"], ["t0", "t1", "t2"], [" APPLE", PLACEHOLDER, "gls:  x"]
+    )
+    labels = texts(["Apple", "apple", PLACEHOLDER, "Gls: x", "gls: x"], ["l0", "l1", "l2", "l3", "l4"])
+    problem = Problem(
+        train, texts(["x"], ["s0"]), labels, csr([[2]] * 3, 5), csr([[3]], 5), csr([[]] * 3, 5), csr([[]], 5)
+    )
+    found = pairs(apply_rule(problem, "auto")[0].filter_train)
+    assert found == {(0, 0), (0, 1), (2, 4)}, "both labels of that name; one that is written exactly so comes first"
 
 
 def test_data_without_such_pairs_are_untouched(tiny_problem: Problem) -> None:

@@ -39,7 +39,7 @@ def epochs_until_settled(curve: Any, noise: float = 0.0, seed: int = 0) -> int:
 
 def test_training_continues_while_held_out_gain_climbs() -> None:
     assert epochs_until_settled(lambda epoch: 20 + epoch) == 200
-    assert epochs_until_settled(lambda epoch: 20 + min(epoch, 30)) in range(31, 40)
+    assert epochs_until_settled(lambda epoch: 20 + min(epoch, 30)) in range(31, 42)
     assert epochs_until_settled(lambda epoch: 20 + 10 * (1 - np.exp(-epoch / 8))) > 20, "99 % would be 37 epochs"
 
 
@@ -235,4 +235,5 @@ def test_a_budget_of_minutes_ends_both_stages(
     assert 560 <= spent[0] <= 600
     found = history(tmp_path / "model")
     assert found[-1]["seconds"] == spent[0]
-    assert sum(r["phase"] == "warmup" for r in found) == 2
+    warm = [r for r in found if r["phase"] == "warmup"]
+    assert len(warm) > 2 and 240 <= warm[-1]["seconds"] <= 250, "48 steps would take two thirds of the time"
