@@ -47,9 +47,21 @@ def comparison(base: Mapping[str, float] | None, ours: Mapping[str, float]) -> l
 
 
 def show_evaluation(ours: Mapping[str, float], base: Mapping[str, float] | None = None) -> None:
-    """Print the figures of a run by slice, beside those of its base where there is one."""
-    rows = comparison(base, ours)
-    show(rows, ["slice", "run", *COLUMNS], text_columns=2, ends=len(rows) if base is None else 3)
+    """Print the figures of a run by slice, beside those of its base where there is one, and its peers' above them."""
+    rows, peers = comparison(base, ours), peer_rows(ours)
+    if peers:
+        peers[0][0], rows[0][0] = rows[0][0], ""
+    ends = len(rows) if base is None else 3
+    show([*peers, *rows], ["slice", "run", *COLUMNS], text_columns=2, ends=ends, offset=len(peers))
+
+
+def peer_rows(metrics: Mapping[str, float]) -> list[list[str]]:
+    """Rows `"", peer, figures...` of the peers in an evaluation, overall."""
+    names = dict.fromkeys(key.split("/")[1] for key in metrics if key.startswith("peers/"))
+    return [
+        ["", name, *_numbers([metrics.get(f"peers/{name}/{key}") for key in COLUMNS.values()])]
+        for name in sorted(names)
+    ]
 
 
 def _numbers(values: Iterable[float | None], *, sign: bool = False) -> list[str]:
@@ -57,8 +69,10 @@ def _numbers(values: Iterable[float | None], *, sign: bool = False) -> list[str]
     return ["" if figure is None else form.format(figure) for figure in values]
 
 
-def show(rows: Sequence[Sequence[str]], columns: Sequence[str], *, text_columns: int, ends: int) -> None:
-    """Print a table on standard output; a line is drawn after every `ends` rows."""
+def show(
+    rows: Sequence[Sequence[str]], columns: Sequence[str], *, text_columns: int, ends: int, offset: int = 0
+) -> None:
+    """Print a table on standard output; a line is drawn after every `ends` rows, counted from row `offset`."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -67,7 +81,7 @@ def show(rows: Sequence[Sequence[str]], columns: Sequence[str], *, text_columns:
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < text_columns else "right", no_wrap=True)
     for number, row in enumerate(rows, 1):
-        table.add_row(*row, end_section=number % ends == 0 and number < len(rows))
+        table.add_row(*row, end_section=number > offset and (number - offset) % ends == 0 and number < len(rows))
     console = Console(highlight=False)
     if not console.is_terminal:  # a pipe or a file gets the whole width, whatever the terminal's
         console.width = 200
