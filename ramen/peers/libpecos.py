@@ -108,7 +108,8 @@ def _save(path: Path, matrix: sp.csr_matrix) -> None:
 def _run(step: str, folder: Path) -> None:
     done = subprocess.run([interpreter(), "-I", str(WORKER), step, str(folder)], capture_output=True, text=True)
     if done.returncode:
-        raise RamenError(f"libpecos: {step} failed in {interpreter()}: {_last_line(done.stderr)}")
+        found = f"exit code {done.returncode}: {_last_line(done.stderr)}"
+        raise RamenError(f"libpecos: {step} failed in {interpreter()}, {found}")
 
 
 def _last_line(text: str) -> str:

@@ -17,6 +17,9 @@ import scipy.sparse as sp
 BEAM = 50
 """Clusters kept per level in prediction; libpecos' default of 10 loses recall at 100."""
 
+WORKERS = 1
+"""Processes that make batches; libpecos also takes it for threads and crashes with 0."""
+
 
 def load(folder: Path, name: str) -> sp.csr_matrix:
     """A matrix as libpecos takes it: float32, sorted indices."""
@@ -51,7 +54,7 @@ def train(folder: Path, plan: dict[str, Any]) -> None:
     matcher = params.matcher_params_chain
     matcher.model_shortcut = plan["encoder"]
     matcher.batch_size = plan["batch_size"]
-    matcher.batch_gen_workers = 0
+    matcher.batch_gen_workers = WORKERS
     predicting = XTransformer.PredParams.from_dict({}, recursive=True)
     predicting.matcher_params_chain.truncate_length = plan["max_length"]
     problem = MLProblemWithText(texts(folder, "train"), y, X_feat=x)
@@ -70,7 +73,7 @@ def predict(folder: Path, plan: dict[str, Any]) -> None:
         from pecos.xmc.xtransformer.model import XTransformer
 
         model = XTransformer.load(str(folder / "model"))
-        scores = model.predict(texts(folder, "test"), X_feat=x, batch_gen_workers=0, **depth)
+        scores = model.predict(texts(folder, "test"), X_feat=x, batch_gen_workers=WORKERS, **depth)
     sp.save_npz(folder / "scores.npz", sp.csr_matrix(scores))
 
 

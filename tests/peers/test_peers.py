@@ -177,6 +177,15 @@ def test_xr_linear_passes_matrices_and_maps_labels_back(
         PEERS["xr-linear"].fit(replace(given, problem=replace(tiny_problem, candidates=np.arange(30))))
 
 
+def test_xr_linear_of_libpecos_ranks_the_trained_labels(tiny_problem: Problem, tmp_path: Path) -> None:
+    if obstacle := libpecos.obstacle():
+        pytest.skip(obstacle)
+    given = task(tiny_problem, tmp_path)
+    indices = rank_test_documents(given, PEERS["xr-linear"].fit(given)).indices
+    hits = [tiny_problem.y_test[row, label] for row, label in enumerate(indices[:, 0])]
+    assert np.mean(hits) > 0.3 and 29 not in indices, "label 29 has no training document"
+
+
 def test_obstacle_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     libpecos.obstacle.cache_clear()
     monkeypatch.setenv(libpecos.VARIABLE, "/nowhere/python")
