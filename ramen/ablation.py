@@ -8,35 +8,43 @@ where it was; a second run of the same study reads everything from disk.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
+import gc
 import hashlib
 import json
 import math
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ramen.artifacts import open_artifact, write_json
+from ramen.artifacts import drafts, open_artifact, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
-from ramen.errors import ArtifactError, Interrupted
+from ramen.errors import ArtifactError, ConfigError, Interrupted
 from ramen.evaluation.metrics import ENCODER
 from ramen.evaluation.per_document import from_evaluation
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS
 from ramen.evaluation.quantiles import MISSED_DEPTHS
 from ramen.evaluation.uncertainty import PerDocument, standard_error
+from ramen.peers import PEERS, Task
 from ramen.stages import STAGES, run_stage
+from ramen.stopping import on_stop
 from ramen.tracking import open_tracker, record_cached
 
 CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row: nothing is published."""
 TRAINING = ("warmup", "prune-retrain")
 """Stages whose time is reported as a row's cost."""
+PEER_CODE = ("data/dataset.py", "encoder", "evaluation", "peers", "retrieval.py", "training/session.py")
+"""Code that a peer's result depends on."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ def run_row(config: Config, cache: Path) -> Outcome:
         config: the row's configuration.
         cache: folder of results, shared by all rows and studies.
     """
+    config = config.model_copy(update={"scoring": config.scoring.model_copy(update={"peers": []})})  # rows of their own
     made: dict[str, Path] = {}
     seconds = 0.0
     for name in CHAIN:
@@ -73,31 +82,90 @@ def prepare(config: Config, cache: Path) -> Path:
     return _stage("ingest", config, {}, cache)[0] / "dataset"
 
 
+def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Outcome:
+    """Train and evaluate a peer on the row's dataset, or take its result from the cache.
+
+    Args:
+        name: a key of `ramen.peers.PEERS`.
+        config: the row's configuration; a result is kept under the sections that the peer reads.
+        cache: folder of results, shared by all rows and studies.
+        seconds: time limit, for a peer that takes one.
+
+    Raises:
+        ConfigError: such a peer is given no time.
+    """
+    from ramen.peers.evaluating import evaluate_peer
+
+    peer = PEERS[name]
+    if peer.timed and seconds <= 0:
+        raise ConfigError(f"peer {name}: trains for a given time; name a row of the study as `time_of`")
+    dataset = open_artifact(prepare(config, cache), "dataset")
+    sections = config.sections(peer.sections)
+    limit = round(seconds, 1) if peer.timed else 0.0
+    stage = dataclasses.replace(STAGES["evaluate"], reads=("dataset",), sections=peer.sections, code=PEER_CODE)
+    version = stage.cache_version(config)
+    folder = cache / f"peer-{name}-{_key([version, sections, dataset.digest, limit])}"
+    if kept := _kept(folder, ("evaluation",)):
+        record_cached("peer", kept["metrics"])
+        return Outcome(kept["metrics"], kept["seconds"], folder / "evaluation", dataset.path)
+
+    def stop() -> None:
+        raise Interrupted(f"peer {name}: interrupted; nothing was changed")
+
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = {"evaluation": folder / "evaluation"}
+    with (
+        tempfile.TemporaryDirectory() as work,
+        open_tracker("peer") as track,
+        on_stop(stop),
+        drafts(outputs, sections=sections, inputs={"dataset": dataset}, work=Path(work)) as made,
+    ):
+        problem = Problem.read(dataset.path, anchors=False)
+        task = Task(problem, config.encoder, config.training, config.scoring, Path(work), limit)
+        metrics, took = evaluate_peer(name, task, made["evaluation"])
+        track.headline(metrics)
+    gc.collect()  # a trained model contains reference cycles
+    metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
+    write_json(folder / "metrics.json", {"metrics": metrics, "seconds": took})
+    return Outcome(metrics, took, folder / "evaluation", dataset.path)
+
+
+def _key(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _kept(folder: Path, artifacts: Iterable[str]) -> dict[str, Any]:
+    """The receipt of a finished result, empty if there is none; a damaged result is removed."""
+    receipt = folder / "metrics.json"
+    if not receipt.is_file():
+        return {}
+    try:
+        for artifact in artifacts:
+            open_artifact(folder / artifact, artifact)
+    except ArtifactError:
+        shutil.rmtree(folder)
+        return {}
+    kept: dict[str, Any] = json.loads(receipt.read_text(encoding="utf-8"))
+    return kept
+
+
 def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> tuple[Path, dict[str, float], float]:
     """One stage: where its artifacts lie, its metrics, and the seconds it took when it was computed."""
     stage = STAGES[name]
     sections = config.sections(stage.sections)
     inputs = {artifact: made[artifact] for artifact in stage.reads}
     digests = {artifact: open_artifact(path, artifact).digest for artifact, path in inputs.items()}
-    text = json.dumps([name, stage.cache_version(config), sections, digests], sort_keys=True)
-    folder = cache / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    receipt = folder / "metrics.json"
-    if receipt.is_file():
-        try:
-            for artifact in stage.writes:
-                open_artifact(folder / artifact, artifact)
-            kept = json.loads(receipt.read_text(encoding="utf-8"))
-            record_cached(name, kept["metrics"])
-            return folder, kept["metrics"], kept["seconds"]
-        except ArtifactError:
-            shutil.rmtree(folder)  # damaged: computed again
+    folder = cache / f"{name}-{_key([name, stage.cache_version(config), sections, digests])}"
+    if kept := _kept(folder, stage.writes):
+        record_cached(name, kept["metrics"])
+        return folder, kept["metrics"], kept["seconds"]
     folder.mkdir(parents=True, exist_ok=True)
     outputs = {artifact: folder / artifact for artifact in stage.writes}
     with _timed(folder / "seconds.json") as spent, open_tracker(name) as track:
         metrics = run_stage(name, sections=sections, inputs=inputs, outputs=outputs, track=track)
     took = spent()
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
-    write_json(receipt, {"metrics": metrics, "seconds": took})
+    write_json(folder / "metrics.json", {"metrics": metrics, "seconds": took})
     return folder, metrics, took
 
 

@@ -395,6 +395,11 @@ class Scoring(Section):
         False, "also rank each set's anchors for the training documents: R@100 of their raw links", "R-ICLR T6"
     )
     samples: int = knob(12, "sample predictions in the report", ge=0)
+    peers: list[Literal["tfidf", "untrained"]] = knob(
+        ["tfidf", "untrained"],
+        "also evaluate these peers on the same test documents: TF-IDF, and the encoder before training; takes seconds, "
+        "minutes at a million labels. [] = none",
+    )
     base: str = knob("", "evaluation artifact of another run (the base), set beside this one in metrics and report")
 
 

@@ -107,7 +107,8 @@ class Stage:
             ArtifactError: the base's evaluation is none.
         """
         found = {}
-        if "encoder" in sections and not MODELS & set(self.reads) and Path(sections["encoder"].name).is_dir():
+        starts = not MODELS & set(self.reads) or ("scoring" in sections and "untrained" in sections["scoring"].peers)
+        if "encoder" in sections and starts and Path(sections["encoder"].name).is_dir():
             found["encoder.name"] = folder_sha256(Path(sections["encoder"].name))
         if "scoring" in sections and sections["scoring"].base:
             found["scoring.base"] = open_artifact(sections["scoring"].base, "evaluation").digest
@@ -174,6 +175,7 @@ STAGES: dict[str, Stage] = {
                 "evaluation",
                 "graph/cleaning.py",
                 "graph/metadata.py",
+                "peers",
                 "processes.py",
                 "retrieval.py",
             ),

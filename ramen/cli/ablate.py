@@ -14,7 +14,7 @@ import click
 from ramen.artifacts import write_text
 from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress, something_said
-from ramen.errors import ConfigError, warn
+from ramen.errors import ConfigError, nearest, warn
 
 if TYPE_CHECKING:
     from ramen.ablation import Outcome, Summary
@@ -55,13 +55,13 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
     .png; every row and seed is a run of the MLflow experiment "ramen-ablate".
 
     \b
-    Studies: bases, design, graphs, mogic, volume, zero-shot.
+    Studies: bases, design, graphs, mogic, peers, volume, zero-shot.
     Examples:
       ramen ablate --preset demo --study design --seeds 0
       ramen ablate --preset debian --study bases --rows "RAMEN(ance)"
       ramen ablate --study my-study.yaml --seeds 0,1,2,3,4
     """
-    from ramen.ablation import prepare, run_row, summarise
+    from ramen.ablation import prepare, run_peer, run_row, summarise
     from ramen.config import to_yaml
     from ramen.data import sources
     from ramen.data.dataset import anchor_set_names
@@ -82,6 +82,7 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
         found, repeats = found.without_repeats(functools.partial(_config, resolve, study))  # before anything trains
         for name, same in repeats.items():
             warn(f"{found.name}: row {name!r} is {same!r} under this configuration, and left out")
+        found = _runnable(found)
         outcomes: dict[str, list[Outcome]] = {row.name: [] for row in found.rows}
         for seed in numbers:  # seed by seed: a study that is stopped early still compares all rows
             for row in found.rows:
@@ -89,7 +90,11 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
                 click.echo(f"\n{found.name}: {row.name}, seed {seed}", err=True)
                 tags = {"ramen.study": found.name, "ramen.row": row.name, "ramen.seed": str(seed)}
                 with start_pipeline_run(f"{row.name} seed {seed}", to_yaml(config), tags, config.sections()):
-                    outcomes[row.name].append(run_row(config, cache))
+                    if row.peer:
+                        seconds = outcomes[row.time_of][-1].seconds if row.time_of else 0.0
+                        outcomes[row.name].append(run_peer(row.peer, config, cache, seconds))
+                    else:
+                        outcomes[row.name].append(run_row(config, cache))
             groups = _groups(outcomes)
             keys = [key for columns in groups.values() for key in columns.values()]
             done = {row.name: summarise(outcomes[row.name], outcomes.get(row.against), keys) for row in found.rows}
@@ -132,8 +137,27 @@ def _chosen(study: Study, rows: str) -> Study:
     if lost := wanted - {row.name for row in study.rows}:
         names = ", ".join(row.name for row in study.rows)
         raise ConfigError(f"--rows: {sorted(lost)[0]!r} is no row of {study.name}; there are {names}")
-    wanted |= {row.against for row in study.rows if row.name in wanted}
+    wanted |= {name for row in study.rows if row.name in wanted for name in (row.against, row.time_of)}
     return replace(study, rows=tuple(row for row in study.rows if row.name in wanted))
+
+
+def _runnable(study: Study) -> Study:
+    """The study without peers that cannot run here. Raises ConfigError for an unknown peer, or if no row is left."""
+    from dataclasses import replace
+
+    from ramen.peers import PEERS
+
+    rows = []
+    for row in study.rows:
+        if row.peer and row.peer not in PEERS:
+            raise ConfigError(f"study {study.name}: row {row.name!r}: peer: {nearest(row.peer, PEERS)}")
+        if row.peer and (obstacle := PEERS[row.peer].obstacle()):
+            warn(f"{study.name}: row {row.name!r} is skipped: {obstacle}")
+        else:
+            rows.append(row)
+    if not rows:
+        raise ConfigError(f"study {study.name}: no row can run here")
+    return replace(study, rows=tuple(rows))
 
 
 def _lines(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> list[list[str]]:
@@ -241,6 +265,7 @@ def _write(
         row.name: {
             "set": row.sets,
             "against": row.against,
+            "peer": row.peer,
             "gain_error": done[row.name].gain_error,
             "missed": done[row.name].missed,
             "seeds": {

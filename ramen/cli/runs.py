@@ -66,11 +66,12 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
 
 
 def base_of(settings: Config) -> Config:
-    """The same configuration without anything of the graphs in training, unregistered."""
+    """The same configuration without anything of the graphs in training, unregistered; the other arm has the peers."""
     return settings.model_copy(
         update={
             "objective": settings.objective.model_copy(update={"graphs": False, "augment_labels": False}),
             "guidance": settings.guidance.model_copy(update={"enabled": False}),
+            "scoring": settings.scoring.model_copy(update={"peers": []}),
             "index": settings.index.model_copy(update={"model": ""}),
         }
     )

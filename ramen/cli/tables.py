@@ -81,11 +81,23 @@ def mark(text: str, gain: float | None, error: float | None) -> str:
 
 
 def show_evaluation(ours: Mapping[str, float], base: Mapping[str, float] | None = None) -> None:
-    """Print the figures of a run by slice, beside those of its base where there is one."""
-    rows = comparison(base, ours)
-    show(rows, ["slice", "run", *COLUMNS], text_columns=2, ends=len(rows) if base is None else len(rows) // len(SLICES))
+    """Print the figures of a run by slice, next to those of its base where there is one, and its peers' above them."""
+    rows, peers = comparison(base, ours), peer_rows(ours)
+    ends = len(rows) if base is None else len(rows) // len(SLICES)
+    if peers:
+        peers[0][0], rows[0][0] = rows[0][0], ""
+    show([*peers, *rows], ["slice", "run", *COLUMNS], text_columns=2, ends=ends, offset=len(peers))
     if base is not None and has_errors(ours):
         print(f"{ERROR_NOTE}\n")
+
+
+def peer_rows(metrics: Mapping[str, float]) -> list[list[str]]:
+    """Rows `"", peer, figures...` of the peers in an evaluation, overall."""
+    names = dict.fromkeys(key.split("/")[1] for key in metrics if key.startswith("peers/"))
+    return [
+        ["", name, *_numbers([metrics.get(f"peers/{name}/{key}") for key in COLUMNS.values()])]
+        for name in sorted(names)
+    ]
 
 
 def _numbers(values: Iterable[float | None], *, sign: bool = False) -> list[str]:
@@ -94,15 +106,22 @@ def _numbers(values: Iterable[float | None], *, sign: bool = False) -> list[str]
 
 
 def show(
-    rows: Sequence[Sequence[str]], columns: Sequence[str], *, text_columns: int, ends: int, wrap: bool = False
+    rows: Sequence[Sequence[str]],
+    columns: Sequence[str],
+    *,
+    text_columns: int,
+    ends: int,
+    wrap: bool = False,
+    offset: int = 0,
 ) -> None:
     """Print a table on standard output; a line is drawn after every `ends` rows. Cells may have rich's markup.
 
     Args:
         rows, columns: cells and headings.
         text_columns: columns aligned on the left; the others hold numbers.
-        ends: rows between two lines.
+        ends: rows between two lines, counted from row `offset`.
         wrap: whether long cells go on in a further line where the terminal is too narrow; otherwise they are cut.
+        offset: rows before the first group.
     """
     from rich import box
     from rich.console import Console
@@ -117,7 +136,7 @@ def show(
             overflow="fold" if wrap else "ellipsis",
         )
     for number, row in enumerate(rows, 1):
-        table.add_row(*row, end_section=number % ends == 0 and number < len(rows))
+        table.add_row(*row, end_section=number > offset and (number - offset) % ends == 0 and number < len(rows))
     console = Console(highlight=False)
     if not console.is_terminal:  # a pipe or a file gets the whole width, whatever the terminal's
         console.width = 200

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ramen import config
 from ramen.artifacts import Artifact
 from ramen.data.dataset import Problem
-from ramen.evaluation.metrics import Ints
+from ramen.evaluation.metrics import PEER, Ints
 from ramen.evaluation.predictions import PREDICTIONS, Ranking
 from ramen.evaluation.report import GraphFacts, Item, Report, Sample
 from ramen.evaluation.uncertainty import GAIN, GAIN_SE, Gain
@@ -113,9 +113,9 @@ def _facts(problem: Problem, scoring: config.Scoring, model: Artifact) -> list[t
 
 
 def base_metrics(base: Artifact) -> dict[str, float]:
-    """The metrics of a base run, without those of its own base."""
+    """The metrics of a base run, without those of its own base and of its peers."""
     metrics = json.loads((base.path / "metrics.json").read_text(encoding="utf-8"))
-    return {key: value for key, value in metrics.items() if not key.startswith(("base/", GAIN, GAIN_SE))}
+    return {key: value for key, value in metrics.items() if not key.startswith(("base/", PEER, GAIN, GAIN_SE))}
 
 
 def _base_bins(base: Artifact, bins: Bins) -> Bins | None:

@@ -30,6 +30,8 @@ DEPTH = 100
 """Ranks that `flat` needs."""
 ENCODER = "encoder/"
 """Before the name of a metric: by the texts' vectors alone, without label context and classifiers."""
+PEER = "peers/"
+"""Before the name of a peer and of its metric."""
 
 REPORTED = {
     "p": (1, 3, 5),

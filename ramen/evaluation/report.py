@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from ramen.evaluation.figures import edges_figure, quantile_figure, training_figure
+from ramen.evaluation.metrics import PEER
 from ramen.evaluation.template import PAGE, STYLE
 from ramen.evaluation.uncertainty import Gain
 
@@ -32,6 +33,8 @@ CARDS = {
     "R@100": "r_at_100",
     "Tail, label-averaged R@100": "tail/label_r_at_100",
 }
+PEER_NAMES = {"tfidf": "TF-IDF", "untrained": "Untrained encoder"}
+"""Peer -> its name in the table."""
 SLICES = ("head", "torso", "tail")
 Table = Mapping[str, Mapping[str, float]]
 
@@ -129,6 +132,7 @@ def render(report: Report, images: Mapping[str, bytes]) -> str:
         cards=[{"name": name, **_cell(report, key)} for name, key in CARDS.items()],
         columns=[{"title": title, "split": key.startswith("label_")} for title, key in COLUMNS.items()],
         rows=[_row(report, name) for name in ("overall", *SLICES)],
+        peers=[_peer(report, name) for name in PEER_NAMES if f"{PEER}{name}/p_at_1" in report.metrics],
         has_base=report.base is not None,
         error_note=report.error_note,
         bins_note=report.bins_note,
@@ -144,6 +148,13 @@ def _row(report: Report, name: str) -> dict[str, Any]:
     prefix = "" if name == "overall" else f"{name}/"
     cells = [{**_cell(report, prefix + key), "split": key.startswith("label_")} for key in COLUMNS.values()]
     return {"name": name.capitalize(), "labels": f"{report.labels[name]:,}", "cells": cells}
+
+
+def _peer(report: Report, name: str) -> dict[str, Any]:
+    """A peer's overall figures, without a difference to the base."""
+    alone = replace(report, base=None)
+    cells = [{**_cell(alone, f"{PEER}{name}/{key}"), "split": key.startswith("label_")} for key in COLUMNS.values()]
+    return {"name": PEER_NAMES[name], "cells": cells}
 
 
 def _cell(report: Report, key: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ th { font-size: 12.5px; color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
 thead th { border-bottom: 2px solid var(--rule); }
 tr.overall td { font-weight: 650; }
+tr.peer td { color: var(--soft); }
 tr:last-child td { border-bottom: 0; }
 td .delta { display: block; font-size: 11.5px; font-weight: 500; line-height: 1.3; }
 .up { color: var(--good); }
@@ -117,6 +118,13 @@ PAGE = """<!doctype html>
 {% endfor %}
 </tr>
 {% endfor %}
+{% for row in peers %}
+<tr class="peer"><td>{{ row.name }}</td><td></td>
+{% for cell in row.cells %}
+<td{{ rule(cell) }}>{{ cell.text }}</td>
+{% endfor %}
+</tr>
+{% endfor %}
 </tbody></table>
 <p class="note">All numbers in percent.{% if has_base %} Small numbers are gains over the base ± their standard error,
 {{ error_note }}; gains below two standard errors are grey.{% endif %}
@@ -124,7 +132,8 @@ PAGE = """<!doctype html>
 Head, torso and tail each hold about a third of the training pairs. Left of the rule their rows are contributions: hits
 of the group's labels in the full ranking, normalised as overall, so that the three add up to the first row. Label R@100
 is the recall of each label, averaged over the group's labels that occur in the test set: 100 is the best in every row.
-Test documents without a label count as 0.</p>
+Test documents without a label count as 0.{% if peers %} TF-IDF and the untrained encoder rank the same labels for the
+same documents.{% endif %}</p>
 </section>
 
 <section>

@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ramen.ablation import CHAIN, Outcome, run_row, summarise
+from ramen.ablation import CHAIN, Outcome, run_peer, run_row, summarise
 from ramen.artifacts import drafts
 from ramen.cli import cli
 from ramen.config import Encoder, resolve
@@ -205,6 +205,61 @@ def test_one_test_document_gives_no_error(tmp_path: Path, monkeypatch: pytest.Mo
     assert summarise(*rows, ["p_at_1"]).gain_error == {}, "nan is no JSON"
 
 
+def test_peers_study_has_a_row_for_each_peer_that_can_run(
+    tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramen.peers import libpecos
+
+    libpecos.obstacle.cache_clear()
+    monkeypatch.setenv(libpecos.VARIABLE, str(here / "python"))
+    rows = "TF-IDF,untrained encoder,XR-Linear,XR-Transformer"
+    printed = ablate(tiny_source, "--study", "peers", "--rows", rows, "--seeds", "0,1")
+    for name in ("XR-Linear", "XR-Transformer"):
+        assert f"warning: peers: row '{name}' is skipped: libpecos is not installed" in printed
+    found = json.loads((here / "ablations/peers.json").read_text())
+    assert list(found) == ["TF-IDF", "base", "untrained encoder"]
+    assert {row["peer"] for row in found.values()} == {"", "tfidf", "untrained"}
+    tfidf = [each["metrics"]["p_at_1"] for each in found["TF-IDF"]["seeds"].values()]
+    assert tfidf[0] == tfidf[1] and found["TF-IDF"]["gain_error"]["p_at_1"] > 0
+    written = (here / "ablations/peers.md").read_text()
+    assert "| TF-IDF | base | " in written and f"| TF-IDF | {tfidf[0]:.2f} ±0.00 |" in written
+    assert not any("peers/" in key for key in found["base"]["seeds"]["0"]["metrics"]), "rows of their own"
+    kept = {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("peer-*/metrics.json")}
+    assert len(kept) == 2, "the seed of training is no part of these peers"
+    ablate(tiny_source, "--study", "peers", "--rows", rows, "--seeds", "0,1")
+    assert kept == {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("peer-*/metrics.json")}
+
+
+def test_peer_gets_the_training_time_of_the_row_it_names(
+    tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramen.peers import PEERS, Task
+
+    given: list[float] = []
+
+    class Timed:
+        module, sections, timed = "", ("scoring",), True
+
+        def obstacle(self) -> str:
+            return ""
+
+        def fit(self, task: Task) -> Any:
+            given.append(task.seconds)
+            return PEERS["tfidf"].fit(task)
+
+    monkeypatch.setitem(PEERS, "timed", Timed())
+    (here / "mine.yaml").write_text(
+        "title: Mine\nrows:\n"
+        "  - {name: plain, set: [objective.graphs=false]}\n"
+        "  - {name: same time, peer: timed, time_of: plain}\n"
+    )
+    ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0", "--rows", "same time")
+    found = json.loads((here / "ablations/mine.json").read_text())
+    assert given == [pytest.approx(found["plain"]["seeds"]["0"]["seconds"], abs=0.06)]
+    with pytest.raises(ConfigError, match="trains for a given time; name a row of the study as `time_of`"):
+        run_peer("timed", resolve(sets=[f"{key}={value}" for key, value in KNOBS.items()]), here / "cache")
+
+
 def tiny_test_labels(source: Path) -> dict[str, set[int]]:
     uids = [line.split("->")[0] for line in (source / "raw_data/test.raw.txt").read_text().splitlines()]
     rows = (source / "tst_X_Y.txt").read_text().splitlines()[1:]
@@ -275,6 +330,7 @@ def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, her
     for rows, says in (
         ("[{name: a, sets: [training.lr=1]}]", r"bad.yaml: row 'a': sets: unknown; did you mean set\?"),
         ("[{name: a}, {name: a}]", "two rows are called 'a'; names of rows must differ"),
+        ("[{name: a, time_of: b, peer: tfidf}, {name: b}]", "row 'a': `time_of: b` names no row above it"),
     ):
         (here / "bad.yaml").write_text(f"title: x\nrows: {rows}\n")
         with pytest.raises(ConfigError, match=says):

@@ -72,7 +72,7 @@ def write_inputs(problem: Problem, folder: Path, history: Any = HISTORY) -> dict
 
 
 def run(inputs: dict[str, Path], out: Path, track: Any = None, **scoring: Any) -> dict[str, float]:
-    sections = {"encoder": ENCODER.model_dump(), "scoring": scoring}
+    sections = {"encoder": ENCODER.model_dump(), "scoring": {"peers": [], **scoring}}
     return run_stage("evaluate", sections=sections, inputs=inputs, outputs={"evaluation": out}, track=track)
 
 
@@ -229,6 +229,27 @@ def test_one_group_of_test_documents_gives_gains_without_errors(tiny_problem: Pr
     run(inputs, tmp_path / "base")
     metrics = run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"))
     assert metrics["gain/p_at_1"] == 0 and not any(key.startswith("gain_se/") for key in metrics)
+
+
+def test_peers_are_measured_on_the_same_documents(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metrics = run(inputs, tmp_path / "evaluation", peers=["tfidf", "untrained"])
+    assert metrics["peers/untrained/p_at_1"] == metrics["p_at_1"], "the model of this test is the untrained encoder"
+    assert metrics["peers/tfidf/p_at_1"] > metrics["p_at_1"] and "peers/tfidf/tail/p_at_1" not in metrics
+    assert json.loads((tmp_path / "evaluation/metrics.json").read_text()) == metrics
+    html = (tmp_path / "evaluation/report.html").read_text()
+    assert html.count('class="peer"') == 2 and "Untrained encoder" in html
+    run(inputs, tmp_path / "other", base=str(tmp_path / "evaluation"))
+    stored = json.loads((tmp_path / "other/metrics.json").read_text())
+    assert not any("peers/" in key for key in stored), "the base's peers are not passed on"
+
+
+def test_peer_that_cannot_run_is_left_out_with_a_warning(
+    inputs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = {"encoder": {**ENCODER.model_dump(), "name": str(tmp_path / "nowhere")}, "scoring": {}}
+    metrics = run_stage("evaluate", sections=sections, inputs=inputs, outputs={"evaluation": tmp_path / "evaluation"})
+    assert "peers/tfidf/p_at_1" in metrics and not any("untrained" in key for key in metrics)
+    assert "warning: peer untrained is left out of the evaluation: encoder" in capsys.readouterr().err
 
 
 def test_base_of_another_dataset_or_propensity_is_refused(
