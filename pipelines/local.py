@@ -23,9 +23,8 @@ from pipelines.ramen import Outputs, build
 from ramen.config import Config
 from ramen.errors import ERROR, Interrupted, RamenError
 from ramen.provenance import ARM_ENV
-from ramen.stages import STAGES
+from ramen.stages import STAGES, record_cached
 from ramen.stopping import on_stop
-from ramen.tracking import record_cached
 
 STORE = ".kfp"
 """Folder under `--out` that holds the runner's outputs and its cache."""
@@ -72,8 +71,9 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
         finished = _run(build(settings, versions(settings), retry=False), console)
         made = {name: Path(finished.outputs[name].path) for name in Outputs._fields}
         for stage in console.cached:
-            scalars = made[STAGES[stage].writes[0]].parent / "scalars"
-            record_cached(stage, json.loads(scalars.read_text(encoding="utf-8")))
+            outputs = {name: made[name] for name in STAGES[stage].writes}
+            scalars = outputs[STAGES[stage].writes[0]].parent / "scalars"
+            record_cached(stage, json.loads(scalars.read_text(encoding="utf-8")), outputs)
     return {name: _link(out / arm / name, target) for name, target in made.items()}
 
 

@@ -28,8 +28,8 @@ from ramen.errors import ArtifactError, Interrupted
 from ramen.evaluation.metrics import ENCODER, by_document, inverse_propensity
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import MISSED_DEPTHS, head_torso_tail
-from ramen.stages import STAGES, run_stage
-from ramen.tracking import open_tracker, record_cached
+from ramen.stages import STAGES, record_cached, run_stage
+from ramen.tracking import open_tracker
 
 CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row: nothing is published."""
@@ -85,7 +85,7 @@ def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> 
             for artifact in stage.writes:
                 open_artifact(folder / artifact, artifact)
             kept = json.loads(receipt.read_text(encoding="utf-8"))
-            record_cached(name, kept["metrics"])
+            record_cached(name, kept["metrics"], {artifact: folder / artifact for artifact in stage.writes})
             return folder, kept["metrics"], kept["seconds"]
         except ArtifactError:
             shutil.rmtree(folder)  # damaged: computed again

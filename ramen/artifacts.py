@@ -96,6 +96,27 @@ def open_artifact(path: str | os.PathLike[str], name: str) -> Artifact:
         ArtifactError: missing, unfinished, of another kind or format, or a file that differs.
     """
     path = Path(path)
+    manifest = read_manifest(path, name)
+    for relative, facts in manifest["files"].items():
+        file = path / relative
+        if not file.is_file():
+            raise ArtifactError(f"{file}: missing, though listed in {MANIFEST}; run the stage that writes {name} again")
+        if file.stat().st_size != facts["bytes"] or sha256(file) != facts["sha256"]:
+            raise ArtifactError(f"{file}: differs from {MANIFEST}: damaged or edited; run its stage again")
+    return Artifact(path, manifest)
+
+
+def read_manifest(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
+    """Read the manifest of a finished artifact without checking its files.
+
+    Args:
+        path: the artifact's directory.
+        name: what it is expected to be (a key of `KINDS`).
+
+    Raises:
+        ArtifactError: missing, unfinished, or of another kind or format.
+    """
+    path = Path(path)
     kind = KINDS[name]
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -112,13 +133,7 @@ def open_artifact(path: str | os.PathLike[str], name: str) -> Artifact:
         )
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{path}: is a {manifest.get('kind')}, expected a {kind}")
-    for relative, facts in manifest["files"].items():
-        file = path / relative
-        if not file.is_file():
-            raise ArtifactError(f"{file}: missing, though listed in {MANIFEST}; run the stage that writes {name} again")
-        if file.stat().st_size != facts["bytes"] or sha256(file) != facts["sha256"]:
-            raise ArtifactError(f"{file}: differs from {MANIFEST}: damaged or edited; run its stage again")
-    return Artifact(path, manifest)
+    return manifest
 
 
 @contextmanager

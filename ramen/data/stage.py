@@ -29,9 +29,9 @@ def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, fl
     track.dataset("raw", sources.fingerprint(data), data.path)
     folder = dataset.path / "validation"
     report = validate(problem, folder)
-    track.artifact(folder, "validation")
     track.tags({"validation": "failed" if report.critical else "warnings" if report.warnings else "passed"})
     if report.critical:
+        track.artifact(folder, "validation")  # `run_stage` stores that of a finished stage
         raise DataError(*report.critical)
     for warning in report.warnings:
         warn(warning)

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from ramen.errors import Interrupted, RamenError, reason
@@ -36,9 +36,6 @@ from ramen.processes import rank
 from ramen.provenance import pipeline_key, provenance
 from ramen.tracking.journal import Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EXPERIMENT = "ramen"
 PARENT_ENV = "RAMEN_PARENT_RUN"
@@ -53,10 +50,14 @@ PARAM_LIMIT = 500
 
 
 @contextmanager
-def open_tracker(stage: str) -> Iterator[Tracker]:
-    """The tracker of one stage's run, whatever the front (see the module's docstring).
+def open_tracker(stage: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
+    """The tracker of one stage's run, regardless of how it was started (see the module's docstring).
 
     Of several processes that run it together (`torchrun`), rank 0 tracks.
+
+    Args:
+        stage: name of the run.
+        tags: of the run, in addition to the provenance.
 
     The run ends FINISHED, KILLED on an interrupt, or FAILED with the error's first line in the tag `ramen.error`.
 
@@ -67,7 +68,7 @@ def open_tracker(stage: str) -> Iterator[Tracker]:
         yield NullTracker()
         return
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # popped: children of a stage must not take the run for theirs
-    tags = provenance() | {"ramen.stage": stage}
+    tags = provenance() | {"ramen.stage": stage} | dict(tags or {})
     with Store.opened(given) as store:
         if given:
             tracker = MlflowTracker(store, given, parent := store.parent_of(given))
@@ -122,16 +123,6 @@ def start_pipeline_run(
                 del os.environ[PARENT_ENV]
             else:
                 os.environ[PARENT_ENV] = before
-
-
-def record_cached(stage: str, metrics: Mapping[str, float]) -> None:
-    """File a stage whose result came from a cache: a child of the running pipeline, tagged `ramen.cached`."""
-    if tracking_is_off():
-        return
-    with Store.opened() as store, store.parent() as parent:
-        run_id = store.create(stage, parent, provenance() | {"ramen.stage": stage, "ramen.cached": "true"})
-        with store.ending(run_id):
-            MlflowTracker(store, run_id, parent).log(metrics)
 
 
 def push_kept(folder: Path | None = None) -> tuple[int, int]:
@@ -378,12 +369,6 @@ class MlflowTracker:
 
     def artifact(self, path: Path, folder: str = "") -> None:
         self._write("artifact", self.id, file=path, folder=folder)
-
-    def figure(self, figure: Figure, name: str) -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            file = Path(scratch) / f"{name}.png"
-            figure.savefig(file)
-            self._write("artifact", self.id, file=file, folder="figures")
 
     @contextmanager
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
