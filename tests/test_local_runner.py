@@ -54,6 +54,8 @@ def test_the_whole_pipeline_runs_is_tracked_and_is_cached(
     children = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent}
     assert set(children) == set(STAGES)
     assert {run.info.status for run in runs} == {"FINISHED"}
+    kept = [path for path in (out / ".kfp").rglob("*") if path.is_file()]
+    assert kept and {path.stat().st_mode & 0o777 for path in kept} == {out.stat().st_mode & 0o666}
     rounds = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == children["prune-retrain"].info.run_id]
     assert [run.info.run_name for run in rounds] == ["round-1"]
     whole = client.get_run(parent)
