@@ -16,6 +16,7 @@ from ramen.tracking.runs import (
     run_files,
     start_pipeline_run,
     tracking_is_off,
+    use_project_store,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "run_files",
     "start_pipeline_run",
     "tracking_is_off",
+    "use_project_store",
 ]

@@ -29,12 +29,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from ramen.errors import Interrupted, RamenError, reason
 from ramen.processes import rank
-from ramen.provenance import pipeline_key, provenance
-from ramen.tracking.journal import Journal, environment_defaults, kept, spool
+from ramen.provenance import dvc_project, pipeline_key, provenance
+from ramen.tracking.journal import SPOOL_ENV, Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
 
 EXPERIMENT = "ramen"
@@ -382,6 +382,33 @@ def _short(value: Any) -> str:
     return text if len(text) <= PARAM_LIMIT else text[: PARAM_LIMIT - 3] + "..."
 
 
+def use_project_store() -> None:
+    """In a temporary workspace of `dvc exp run`, keep runs, versions and journals in the project it was started from.
+
+    Raises:
+        RamenError: the project is not on this machine, or the environment names a store in the workspace.
+    """
+    project = dvc_project()
+    if project is None or tracking_is_off():
+        return
+    if given := os.environ.get("MLFLOW_TRACKING_URI"):
+        file = _database(given)
+        if file is not None and file.is_relative_to(Path.cwd()):
+            raise RamenError(
+                f"MLFLOW_TRACKING_URI = {given}: lies in a temporary workspace of DVC that is deleted after the "
+                "experiment; give an absolute path or a server"
+            )
+    elif not project.is_dir():
+        raise RamenError(
+            f"DVC_ROOT = {project}: this experiment's project is not on this machine, and its workspace is deleted "
+            "after the experiment; set MLFLOW_TRACKING_URI"
+        )
+    else:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{quote(str(project / 'mlflow.db'))}"
+    if project.is_dir():
+        os.environ.setdefault(SPOOL_ENV, str(project / ".ramen" / "tracking"))
+
+
 def require_store() -> None:
     """Raise RamenError for a database file that is not there, rather than let MLflow create an empty one."""
     import mlflow
@@ -415,7 +442,9 @@ def _experiment(client: Any, name: str) -> Any:
     found = client.get_experiment_by_name(name)
     if not found:
         try:
-            return client.create_experiment(name)
+            project = dvc_project() if _database(str(client.tracking_uri)) else None
+            # else MLflow puts files under the working directory, which DVC deletes
+            return client.create_experiment(name, str(project / "mlruns" / name) if project else None)
         except Exception:
             found = client.get_experiment_by_name(name)
             if not found:
