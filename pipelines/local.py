@@ -20,12 +20,12 @@ import psutil
 
 from components.step import EXIT_LINE
 from pipelines.ramen import Outputs, build
+from ramen.artifacts import apply_umask
 from ramen.config import Config
 from ramen.errors import ERROR, Interrupted, RamenError
 from ramen.provenance import ARM_ENV
-from ramen.stages import STAGES
+from ramen.stages import STAGES, record_cached
 from ramen.stopping import on_stop
-from ramen.tracking import record_cached
 
 STORE = ".kfp"
 """Folder under `--out` that holds the runner's outputs and its cache."""
@@ -69,11 +69,16 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
     console = Console(sys.stderr)
     with _environment({ARM_ENV: arm}), console.attached(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        finished = _run(build(settings, versions(settings), retry=False), console)
+        try:
+            finished = _run(build(settings, versions(settings), retry=False), console)
+        finally:
+            if (store / "cache").is_dir():  # the runner writes its entries with mode 0600
+                apply_umask(store / "cache")
         made = {name: Path(finished.outputs[name].path) for name in Outputs._fields}
         for stage in console.cached:
-            scalars = made[STAGES[stage].writes[0]].parent / "scalars"
-            record_cached(stage, json.loads(scalars.read_text(encoding="utf-8")))
+            outputs = {name: made[name] for name in STAGES[stage].writes}
+            scalars = outputs[STAGES[stage].writes[0]].parent / "scalars"
+            record_cached(stage, json.loads(scalars.read_text(encoding="utf-8")), outputs)
     return {name: _link(out / arm / name, target) for name, target in made.items()}
 
 

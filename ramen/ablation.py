@@ -35,9 +35,9 @@ from ramen.evaluation.predictions import ENCODER_PREDICTIONS
 from ramen.evaluation.quantiles import MISSED_DEPTHS
 from ramen.evaluation.uncertainty import PerDocument, standard_error
 from ramen.peers import PEERS, Task
-from ramen.stages import STAGES, run_stage
+from ramen.stages import STAGES, record_cached, run_stage
 from ramen.stopping import on_stop
-from ramen.tracking import open_tracker, record_cached
+from ramen.tracking import open_tracker
 
 CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row: nothing is published."""
@@ -106,7 +106,8 @@ def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Ou
     version = stage.cache_version(config)
     folder = cache / f"peer-{name}-{_key([version, sections, dataset.digest, limit])}"
     if kept := _kept(folder, ("evaluation",)):
-        record_cached("peer", kept["metrics"])
+        with open_tracker("peer", {"ramen.cached": "true"}) as track:
+            track.headline(kept["metrics"])
         return Outcome(kept["metrics"], kept["seconds"], folder / "evaluation", dataset.path)
 
     def stop() -> None:
@@ -157,7 +158,7 @@ def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> 
     digests = {artifact: open_artifact(path, artifact).digest for artifact, path in inputs.items()}
     folder = cache / f"{name}-{_key([name, stage.cache_version(config), sections, digests])}"
     if kept := _kept(folder, stage.writes):
-        record_cached(name, kept["metrics"])
+        record_cached(name, kept["metrics"], {artifact: folder / artifact for artifact in stage.writes})
         return folder, kept["metrics"], kept["seconds"]
     folder.mkdir(parents=True, exist_ok=True)
     outputs = {artifact: folder / artifact for artifact in stage.writes}

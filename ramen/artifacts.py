@@ -15,8 +15,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -96,6 +96,27 @@ def open_artifact(path: str | os.PathLike[str], name: str) -> Artifact:
         ArtifactError: missing, unfinished, of another kind or format, or a file that differs.
     """
     path = Path(path)
+    manifest = read_manifest(path, name)
+    for relative, facts in manifest["files"].items():
+        file = path / relative
+        if not file.is_file():
+            raise ArtifactError(f"{file}: missing, though listed in {MANIFEST}; run the stage that writes {name} again")
+        if file.stat().st_size != facts["bytes"] or sha256(file) != facts["sha256"]:
+            raise ArtifactError(f"{file}: differs from {MANIFEST}: damaged or edited; run its stage again")
+    return Artifact(path, manifest)
+
+
+def read_manifest(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
+    """Read the manifest of a finished artifact without checking its files.
+
+    Args:
+        path: the artifact's directory.
+        name: what it is expected to be (a key of `KINDS`).
+
+    Raises:
+        ArtifactError: missing, unfinished, or of another kind or format.
+    """
+    path = Path(path)
     kind = KINDS[name]
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -112,13 +133,7 @@ def open_artifact(path: str | os.PathLike[str], name: str) -> Artifact:
         )
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{path}: is a {manifest.get('kind')}, expected a {kind}")
-    for relative, facts in manifest["files"].items():
-        file = path / relative
-        if not file.is_file():
-            raise ArtifactError(f"{file}: missing, though listed in {MANIFEST}; run the stage that writes {name} again")
-        if file.stat().st_size != facts["bytes"] or sha256(file) != facts["sha256"]:
-            raise ArtifactError(f"{file}: differs from {MANIFEST}: damaged or edited; run its stage again")
-    return Artifact(path, manifest)
+    return manifest
 
 
 @contextmanager
@@ -151,14 +166,15 @@ def drafts(
             fresh += [folder for folder in (parent, *parent.parents) if not folder.exists()]
             parent.mkdir(parents=True, exist_ok=True)
             _sweep(parent, Path(place).name)
-            beside = tempfile.mkdtemp(prefix=f".{Path(place).name}.", suffix=".tmp", dir=parent)
-            os.chmod(beside, 0o755)
-            made[name] = Draft(Path(beside), work, task or {})
+            beside = _beside(parent / Path(place).name, ".tmp")
+            beside.mkdir()
+            made[name] = Draft(beside, work, task or {})
             held.append(os.open(beside, os.O_RDONLY))
             _lock(held[-1])
         yield made
         for name, draft in made.items():
             _write_manifest(draft, name, sections, inputs)
+            apply_umask(draft.path)
         for name, draft in made.items():
             _replace(draft.path, Path(outputs[name]))
     finally:
@@ -258,7 +274,8 @@ def _replace(source: Path, target: Path) -> None:
     if target.is_symlink() or target.is_file():
         target.unlink()
     if target.exists():
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+        aside = _beside(target, ".old")
+        aside.mkdir()
         os.rename(target, aside / ASIDE)
         os.rename(source, target)
         shutil.rmtree(aside, ignore_errors=True)
@@ -278,8 +295,25 @@ def failed_io(error: BaseException) -> str:
     return ""
 
 
+def _beside(path: Path, suffix: str = "") -> Path:
+    """An unused hidden name in the same folder. Unlike `tempfile`, it leaves the permissions to the umask."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{suffix}")
+
+
+def apply_umask(folder: Path) -> None:
+    """Give every file under a folder that this process made the permissions that the umask gave the folder.
+
+    safetensors writes its files with mode 0600, which other users of a shared disk cannot read.
+    """
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
+
+
 def flush(folder: Path) -> None:
-    """Have everything under a folder on the disk before its name promises it is there."""
+    """Apply the umask to everything under a folder and write all of it to the disk, before the folder gets its name."""
+    apply_umask(folder)
     for path in [*folder.rglob("*"), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -292,14 +326,14 @@ def flush(folder: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A file beside `path` to write, renamed to it when all is written and on the disk; removed if anything fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    beside = Path(name)
+    beside = _beside(path)
+    beside.touch(exist_ok=False)
+    mode = beside.stat().st_mode & 0o777
     try:
         yield beside
         with beside.open("rb") as stream:
             os.fsync(stream.fileno())
-        os.chmod(beside, 0o644)
+        beside.chmod(mode)
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)

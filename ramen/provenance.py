@@ -26,6 +26,21 @@ def pipeline_key() -> str | None:
     return None
 
 
+def dvc_project() -> Path | None:
+    """Root of the project that this DVC experiment was started from; None outside a temporary workspace.
+
+    `dvc exp run --temp` and `--queue` run in a copy of the project that is deleted afterwards. DVC_ROOT is the project.
+    """
+    here = Path.cwd()
+    for folder in here.parents:
+        if folder.parts[-3:] == (".dvc", "tmp", "exps"):
+            return folder.parents[2]
+    root = os.environ.get("DVC_ROOT")
+    if os.environ.get("DVC_EXP_NAME") and root and not here.is_relative_to(Path(root).resolve()):
+        return Path(root)
+    return None
+
+
 def provenance() -> dict[str, str]:
     """Tags every run carries: version, host, git revision, data and graph hashes, KFP and DVC context."""
     import ramen

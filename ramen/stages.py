@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.artifacts import KINDS, Artifact, Draft, drafts, failed_io, folder_sha256, open_artifact
+from ramen.artifacts import KINDS, Artifact, Draft, drafts, failed_io, folder_sha256, open_artifact, read_manifest
 from ramen.errors import ArtifactError, Interrupted
 from ramen.processes import rank
 from ramen.stopping import on_stop
-from ramen.tracking import NullTracker, Tracker, flat_params
+from ramen.tracking import NullTracker, Tracker, flat_params, open_tracker
 from ramen.work import alone, claim, release, work_directory
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Stage:
         gpu: the stage trains or encodes, and wants an accelerator where there is one.
         parallel: several processes may run it together (`torchrun`); of any other stage, rank 0 does all.
         side_effects: it changes something outside its artifacts (a registry), so its result is never cached.
+        headline: its metrics are also recorded on the pipeline's run, so that pipelines compare row by row.
+        shown: files and folders of its first output that are stored with its MLflow run.
     """
 
     name: str
@@ -64,6 +66,8 @@ class Stage:
     gpu: bool = False
     parallel: bool = False
     side_effects: bool = False
+    headline: bool = False
+    shown: tuple[str, ...] = ()
 
     @property
     def identifier(self) -> str:
@@ -131,6 +135,7 @@ STAGES: dict[str, Stage] = {
             sections=("data",),
             code=("data",),
             impl="ramen.data.stage:ingest",
+            shown=("validation",),
         ),
         Stage(
             "build-graph",
@@ -181,6 +186,8 @@ STAGES: dict[str, Stage] = {
             ),
             impl="ramen.evaluation.stage:evaluate",
             gpu=True,
+            headline=True,
+            shown=("report.html", "metrics.json", "figures", "per_document.parquet"),
         ),
         Stage(
             "publish-index",
@@ -279,8 +286,38 @@ def run_stage(
         finally:
             release(work)
         shutil.rmtree(work, ignore_errors=True)
-    track.log(metrics)
+    _report(stage, metrics, outputs, track)
     return metrics
+
+
+def record_cached(name: str, metrics: Mapping[str, float], outputs: Mapping[str, str | os.PathLike[str]]) -> None:
+    """Record a stage whose result came from a cache as a computed one is recorded, with the tag `ramen.cached`.
+
+    Args:
+        name: a key of `STAGES`.
+        metrics: returned by the stage when it was computed.
+        outputs: artifact name -> directory, as in `run_stage`.
+
+    Raises:
+        RamenError: an output has no readable manifest, or the tracking store cannot be reached.
+    """
+    stage = STAGES[name]
+    manifest = read_manifest(outputs[stage.writes[0]], stage.writes[0])
+    with open_tracker(name, {"ramen.cached": "true"}) as track:
+        track.params(flat_params(manifest["sections"]))
+        for key, digest in manifest["inputs"].items():
+            track.dataset(key, digest, key)
+        _report(stage, metrics, outputs, track)
+
+
+def _report(
+    stage: Stage, metrics: Mapping[str, float], outputs: Mapping[str, str | os.PathLike[str]], track: Tracker
+) -> None:
+    """Record a finished stage's metrics and the files that people open."""
+    (track.headline if stage.headline else track.log)(metrics)
+    for path in (Path(outputs[stage.writes[0]]) / name for name in stage.shown):
+        if path.exists():
+            track.artifact(path, path.name if path.is_dir() else "")
 
 
 @contextlib.contextmanager

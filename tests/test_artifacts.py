@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from ramen.artifacts import (
     read_csr,
     read_texts,
     write_csr,
+    write_json,
     write_texts,
 )
 from ramen.errors import ArtifactError
@@ -219,3 +221,51 @@ def test_what_a_killed_process_left_beside_an_output_goes_with_the_next_run(tmp_
             pass
         assert made["dataset"].path.is_dir()
     assert not dead.exists() and fresh.exists() and other.exists()
+
+
+@pytest.fixture(params=[0o022, 0o077], ids=["umask-022", "umask-077"])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def wrong_modes(root: Path, umask: int) -> dict[str, str]:
+    """Paths under a folder whose permissions are not those that the umask gives."""
+    return {
+        str(path): oct(path.stat().st_mode & 0o777)
+        for path in [root, *root.rglob("*")]
+        if path.stat().st_mode & 0o777 != (0o777 if path.is_dir() else 0o666) & ~umask
+    }
+
+
+def test_stage_outputs_have_the_permissions_of_the_umask(
+    umask: int, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramen.stages import run_stage
+
+    monkeypatch.chdir(tmp_path)
+    sections = {
+        "data": {"source": "xc", "path": str(tiny_source)},
+        "walk": {"hops": 5},
+        "encoder": {"name": "tiny", "precision": "fp32"},
+        "training": {"batch_size": 16, "epochs": 1, "warmup_epochs": 1, "threads": 1},
+    }
+    for name in ("ingest", "build-graph", "warmup"):
+        run_stage(name, sections=sections)
+    assert Path("artifacts/warm_model/model.safetensors").is_file()
+    assert not wrong_modes(Path("artifacts"), umask)
+    write_json(Path("artifacts/replaced.json"), {})
+    write_json(Path("artifacts/replaced.json"), {})
+    assert not wrong_modes(Path("artifacts"), umask)
+
+
+def test_checkpoints_have_the_permissions_of_the_umask(umask: int, tmp_path: Path) -> None:
+    import torch
+
+    from ramen.training.checkpoint import Checkpoints, Position
+
+    model = torch.nn.Linear(2, 2)
+    Checkpoints(tmp_path / "work", {}).save(model, torch.optim.SGD(model.parameters()), Position())
+    assert list((tmp_path / "work").rglob("weights.safetensors"))
+    assert not wrong_modes(tmp_path / "work", umask)

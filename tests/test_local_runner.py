@@ -54,6 +54,8 @@ def test_the_whole_pipeline_runs_is_tracked_and_is_cached(
     children = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent}
     assert set(children) == set(STAGES)
     assert {run.info.status for run in runs} == {"FINISHED"}
+    kept = [path for path in (out / ".kfp").rglob("*") if path.is_file()]
+    assert kept and {path.stat().st_mode & 0o777 for path in kept} == {out.stat().st_mode & 0o666}
     rounds = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == children["prune-retrain"].info.run_id]
     assert [run.info.run_name for run in rounds] == ["round-1"]
     whole = client.get_run(parent)
@@ -67,10 +69,18 @@ def test_the_whole_pipeline_runs_is_tracked_and_is_cached(
     said = capsys.readouterr().err
     runs = client.search_runs([client.get_experiment_by_name("ramen").experiment_id])
     stages = {r.info.run_name: r.data for r in runs if r.data.tags.get("mlflow.parentRunId") == again}
+    ids = {r.info.run_name: r.info.run_id for r in runs if r.data.tags.get("mlflow.parentRunId") == again}
     assert set(stages) == set(STAGES), "a cached stage is a child of its run too"
     assert stages["warmup"].tags["ramen.cached"] == "true" and "ramen.cached" not in stages["publish-index"].tags
     assert stages["evaluate"].metrics["p_at_1"] == children["evaluate"].data.metrics["p_at_1"]
     assert client.get_run(again).data.params["walk.hops"] == "20"
+    assert client.get_run(again).data.metrics == whole.data.metrics, "`ramen compare` shows the cached evaluation"
+    for run_id in (children["evaluate"].info.run_id, ids["evaluate"]):
+        stored = {file.path for file in client.list_artifacts(run_id)}
+        assert stored == {"report.html", "metrics.json", "figures"}
+    assert [file.path for file in client.list_artifacts(ids["ingest"], "validation")]
+    for name in ("ingest", "warmup", "evaluate"):
+        assert stages[name].params == children[name].data.params
     assert stages_run(said) == ["publish-index"], "publishing has side effects; all else comes from the cache"
     assert said.count("from the cache") == 5
 

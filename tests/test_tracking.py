@@ -173,22 +173,17 @@ def test_values_that_are_not_finite_spoil_no_chart() -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_inputs_figures_and_folders_are_stored(tmp_path: Path) -> None:
-    from matplotlib.figure import Figure
-
+def test_inputs_files_and_folders_are_stored(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "page.html").write_text("x")
     with open_tracker("evaluate") as track:
         track.dataset("graph", "f" * 64, "artifacts/graph")
-        track.figure(Figure(), "curve")
         track.artifact(tmp_path / "report", "report")
         track.artifact(tmp_path / "report" / "page.html")
     (used,) = run_of(track).inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest) == ("graph", "f" * 36)
-    stored = {
-        file.path for folder in ("", "figures", "report") for file in client().list_artifacts(track.run_id, folder)
-    }
-    assert {"figures/curve.png", "report/page.html", "page.html"} <= stored
+    stored = {file.path for folder in ("", "report") for file in client().list_artifacts(track.run_id, folder)}
+    assert {"report/page.html", "page.html"} <= stored
 
 
 @pytest.mark.usefixtures("store")

@@ -17,6 +17,7 @@ from ramen.cli.base import CommandGroup
 from ramen.cli.probe import probe
 from ramen.cli.stages import stage_command
 from ramen.stages import STAGES
+from ramen.tracking import use_project_store
 
 EXAMPLES = """\b
 Examples:
@@ -39,6 +40,7 @@ def cli() -> None:
     Values are resolved as: defaults < --preset < parameter file < --set. Without --preset and --params, params.yaml of
     the working directory is read if there is one.
     """
+    use_project_store()
 
 
 cli.add(

@@ -118,7 +118,7 @@ def rollback(model: str, alias: str) -> None:
 
 @click.command("index-update", short_help="Add and remove labels of a published version.")
 @config_options
-@click.option("--add", type=PATH, metavar="FILE", help='Labels to add: lines of {"uid", "text"}, or a Parquet file.')
+@click.option("--add", type=PATH, metavar="FILE", help="Labels to add: uid and text in .jsonl, .csv, .tsv or .parquet.")
 @click.option("--remove", type=PATH, metavar="FILE", help="Labels to remove: a uid per line.")
 @click.option("--version", default="champion", show_default=True, metavar="N|ALIAS", help="Version to start from.")
 @model_options

@@ -17,10 +17,13 @@ from ramen.cli.base import PATH
     "source",
     type=PATH,
     metavar="FILE",
-    help="Queries: a text per line, or uid and text in .jsonl or .parquet.",
+    help="Queries: .csv, .tsv, .jsonl or .parquet with the columns text and, optionally, uid; else a text per line.",
 )
 @click.option(
-    "--output", type=PATH, metavar="FILE", help="Where their answers go: .parquet of query, rank, label, score."
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    help="Where their answers go, by suffix: .parquet, .csv, .tsv or .jsonl.",
 )
 @click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="Labels to answer with.")
 @click.option(
@@ -40,7 +43,7 @@ def query(
     \b
     Examples:
       ramen query "command line mail client" -k 5
-      ramen query --input queries.txt --output answers.parquet -k 100
+      ramen query --input queries.csv --output answers.csv -k 100
       ramen query "command line mail client" --version 3 --json
     """
     from ramen.index import query as asking

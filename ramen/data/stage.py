@@ -36,7 +36,7 @@ def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, fl
     report = validate(problem, folder)
     track.tags({"validation": "failed" if report.critical else "warnings" if report.warnings else "passed"})
     if report.critical:
-        track.artifact(folder, "validation")
+        track.artifact(folder, "validation")  # `run_stage` stores that of a finished stage
         raise DataError(*report.critical)
     for warning in report.warnings:
         warn(warning)
@@ -46,7 +46,6 @@ def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, fl
     print(f"filtered pairs: {filtered}", file=sys.stderr, flush=True)
     facts = statistics(problem) | {"filtered_pairs": asdict(filtered)}
     write_text(folder / "statistics.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
-    track.artifact(folder, "validation")
     problem.write(dataset.path)
     dataset.counts.update(counts(problem) | {"filtered_pairs": asdict(filtered)})
     found = {key: float(value) for key, value in asdict(filtered).items() if key != "identity"}

@@ -90,14 +90,10 @@ def evaluate(
     (evaluation.path / "figures").mkdir()
     for name, image in images.items():
         (evaluation.path / "figures" / f"{name}.png").write_bytes(image)
-        track.figure(figures[name], name)
     write_text(evaluation.path / "report.html", render(report, images))
     evaluation.counts.update(counts(problem, measured, scoring) | {"test_groups": documents.group_count})
     if base:
         evaluation.counts["base"] = base.digest
-    track.headline(measured.metrics)
-    for file in ("report.html", "metrics.json", PER_DOCUMENT):
-        track.artifact(evaluation.path / file)
     return measured.metrics
 
 

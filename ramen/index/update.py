@@ -53,14 +53,14 @@ class Changes:
 
 
 def read_changes(add: Path | None, remove: Path | None) -> Changes:
-    """Read labels to add (JSON lines of `uid` and `text`, or a Parquet file with these columns) and to remove (a uid
-    per line).
+    """Read labels to add (JSON lines, CSV, TSV or Parquet with `uid` and `text`) and to remove (a uid per line).
 
     Raises:
         DataError: a line is broken, a uid comes twice, or is both added and removed.
     """
     added: dict[str, str] = {}
     for where, uid, text in text_rows(add, "label") if add else ():
+        assert uid is not None
         if uid in added:
             raise DataError(Problem(str(add), f"label {uid!r} comes twice", "give every label once", line=where))
         added[uid] = text

@@ -13,11 +13,11 @@ from ramen.tracking.runs import (
     list_pipeline_runs,
     open_tracker,
     push_kept,
-    record_cached,
     require_store,
     run_files,
     start_pipeline_run,
     tracking_is_off,
+    use_project_store,
 )
 
 __all__ = [
@@ -32,9 +32,9 @@ __all__ = [
     "list_pipeline_runs",
     "open_tracker",
     "push_kept",
-    "record_cached",
     "require_store",
     "run_files",
     "start_pipeline_run",
     "tracking_is_off",
+    "use_project_store",
 ]

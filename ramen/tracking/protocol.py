@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any, Protocol
 
 
 class Tracker(Protocol):
@@ -38,9 +35,6 @@ class Tracker(Protocol):
     def artifact(self, path: Path, folder: str = "") -> None:
         """Store a file or a folder with the run."""
 
-    def figure(self, figure: Figure, name: str) -> None:
-        """Store a matplotlib figure as `name`.png."""
-
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> AbstractContextManager[Tracker]:
         """Open a nested run."""
 
@@ -61,7 +55,6 @@ class NullTracker:
     def tags(self, values: Mapping[str, str]) -> None: ...
     def dataset(self, name: str, digest: str, source: str) -> None: ...
     def artifact(self, path: Path, folder: str = "") -> None: ...
-    def figure(self, figure: Figure, name: str) -> None: ...
 
     @contextmanager
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:

@@ -28,17 +28,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from typing import Any
+from urllib.parse import quote, unquote
 
 from ramen.errors import Interrupted, RamenError, reason
 from ramen.processes import rank
-from ramen.provenance import pipeline_key, provenance
-from ramen.tracking.journal import Journal, environment_defaults, kept, spool
+from ramen.provenance import dvc_project, pipeline_key, provenance
+from ramen.tracking.journal import SPOOL_ENV, Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EXPERIMENT = "ramen"
 PARENT_ENV = "RAMEN_PARENT_RUN"
@@ -53,10 +50,14 @@ PARAM_LIMIT = 500
 
 
 @contextmanager
-def open_tracker(stage: str) -> Iterator[Tracker]:
-    """The tracker of one stage's run, whatever the front (see the module's docstring).
+def open_tracker(stage: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
+    """The tracker of one stage's run, regardless of how it was started (see the module's docstring).
 
     Of several processes that run it together (`torchrun`), rank 0 tracks.
+
+    Args:
+        stage: name of the run.
+        tags: of the run, in addition to the provenance.
 
     The run ends FINISHED, KILLED on an interrupt, or FAILED with the error's first line in the tag `ramen.error`.
 
@@ -67,7 +68,7 @@ def open_tracker(stage: str) -> Iterator[Tracker]:
         yield NullTracker()
         return
     given = os.environ.pop("MLFLOW_RUN_ID", None)  # popped: children of a stage must not take the run for theirs
-    tags = provenance() | {"ramen.stage": stage}
+    tags = provenance() | {"ramen.stage": stage} | dict(tags or {})
     with Store.opened(given) as store:
         if given:
             tracker = MlflowTracker(store, given, parent := store.parent_of(given))
@@ -122,16 +123,6 @@ def start_pipeline_run(
                 del os.environ[PARENT_ENV]
             else:
                 os.environ[PARENT_ENV] = before
-
-
-def record_cached(stage: str, metrics: Mapping[str, float]) -> None:
-    """File a stage whose result came from a cache: a child of the running pipeline, tagged `ramen.cached`."""
-    if tracking_is_off():
-        return
-    with Store.opened() as store, store.parent() as parent:
-        run_id = store.create(stage, parent, provenance() | {"ramen.stage": stage, "ramen.cached": "true"})
-        with store.ending(run_id):
-            MlflowTracker(store, run_id, parent).log(metrics)
 
 
 def push_kept(folder: Path | None = None) -> tuple[int, int]:
@@ -383,12 +374,6 @@ class MlflowTracker:
     def artifact(self, path: Path, folder: str = "") -> None:
         self._write("artifact", self.id, file=path, folder=folder)
 
-    def figure(self, figure: Figure, name: str) -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            file = Path(scratch) / f"{name}.png"
-            figure.savefig(file)
-            self._write("artifact", self.id, file=file, folder="figures")
-
     @contextmanager
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
         run_id = self._store.create(name, self.id, provenance() | dict(tags or {}))
@@ -399,6 +384,33 @@ class MlflowTracker:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= PARAM_LIMIT else text[: PARAM_LIMIT - 3] + "..."
+
+
+def use_project_store() -> None:
+    """In a temporary workspace of `dvc exp run`, keep runs, versions and journals in the project it was started from.
+
+    Raises:
+        RamenError: the project is not on this machine, or the environment names a store in the workspace.
+    """
+    project = dvc_project()
+    if project is None or tracking_is_off():
+        return
+    if given := os.environ.get("MLFLOW_TRACKING_URI"):
+        file = _database(given)
+        if file is not None and file.is_relative_to(Path.cwd()):
+            raise RamenError(
+                f"MLFLOW_TRACKING_URI = {given}: lies in a temporary workspace of DVC that is deleted after the "
+                "experiment; give an absolute path or a server"
+            )
+    elif not project.is_dir():
+        raise RamenError(
+            f"DVC_ROOT = {project}: this experiment's project is not on this machine, and its workspace is deleted "
+            "after the experiment; set MLFLOW_TRACKING_URI"
+        )
+    else:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{quote(str(project / 'mlflow.db'))}"
+    if project.is_dir():
+        os.environ.setdefault(SPOOL_ENV, str(project / ".ramen" / "tracking"))
 
 
 def require_store() -> None:
@@ -434,7 +446,9 @@ def _experiment(client: Any, name: str) -> Any:
     found = client.get_experiment_by_name(name)
     if not found:
         try:
-            return client.create_experiment(name)
+            project = dvc_project() if _database(str(client.tracking_uri)) else None
+            # else MLflow puts files under the working directory, which DVC deletes
+            return client.create_experiment(name, str(project / "mlruns" / name) if project else None)
         except Exception:
             found = client.get_experiment_by_name(name)
             if not found:

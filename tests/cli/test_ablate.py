@@ -92,6 +92,30 @@ def test_a_study_gives_a_table_with_gains_and_a_second_run_computes_nothing(tiny
     assert before == {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("*/metrics.json")}
 
 
+@pytest.mark.usefixtures("store")
+def test_cached_row_records_metrics_and_report_on_its_run(
+    tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    from ramen.tracking import list_pipeline_runs
+
+    monkeypatch.delenv("RAMEN_TRACKING")
+    (here / "mine.yaml").write_text("title: Mine\nrows:\n  - {name: plain, set: [objective.graphs=false]}\n")
+    for _ in range(2):
+        ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ramen-ablate")
+    cached, computed = list_pipeline_runs()
+    assert computed.metrics["p_at_1"] >= 0 and cached.metrics == computed.metrics
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("ramen-ablate").experiment_id
+    (evaluation,) = client.search_runs(
+        [experiment], f"tags.`mlflow.parentRunId` = '{cached.run_id}' and tags.`ramen.stage` = 'evaluate'"
+    )
+    assert evaluation.data.tags["ramen.cached"] == "true"
+    assert "report.html" in {file.path for file in client.list_artifacts(evaluation.info.run_id)}
+
+
 def test_a_row_that_the_preset_already_is_is_left_out_and_said_so() -> None:
     study = read_study("design")
     kept, repeats = study.without_repeats(lambda row: resolve(preset="paper", sets=row.sets))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -105,3 +106,52 @@ def test_repro_runs_what_changed_and_nothing_else(project: Path) -> None:
     assert repro(project) == ["publish-index"], "it changes the registry: DVC's cache of runs is not asked"
     shown = dvc(project, "metrics", "show", "--json")
     assert '"p_at_1"' in shown and '"ann_recall' in shown
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, xc_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A DVC project in a git repository, with the first stage alone."""
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    shutil.move(xc_folder, folder / "raw")
+    configure(folder)
+    stage = {"cmd": "ramen ingest", "deps": ["raw"], "params": ["data"], "outs": ["artifacts/dataset"]}
+    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"ingest": stage}}))
+    (folder / ".gitignore").write_text("/artifacts\n/metrics\n/mlflow.db*\n/mlruns\n/.ramen\n")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(tmp_path / "global"))
+    for name in ("MLFLOW_TRACKING_URI", "RAMEN_TRACKING", "RAMEN_SPOOL"):
+        monkeypatch.delenv(name, raising=False)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "t")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "t@example.org")
+    git = functools.partial(subprocess.run, cwd=folder, check=True, capture_output=True)
+    git(["git", "init", "-q"])
+    dvc(folder, "init", "-q")
+    git(["git", "add", "-A"])
+    git(["git", "commit", "-qm", "start"])
+    return folder
+
+
+def test_temporary_experiment_is_tracked_in_the_store_of_its_project(experiment: Path) -> None:
+    from urllib.parse import quote
+
+    from mlflow import MlflowClient
+
+    dvc(experiment, "exp", "run", "--temp", "--name", "try")
+    assert (experiment / "mlflow.db").is_file(), "kept when the temporary workspace is deleted"
+    client = MlflowClient(f"sqlite:///{quote(str(experiment / 'mlflow.db'))}")
+    found = client.get_experiment_by_name("ramen")
+    assert str(experiment / "mlruns") in found.artifact_location and ".dvc" not in found.artifact_location
+    runs = {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
+    assert runs["ingest"].data.tags["dvc.exp"] == "try"
+    assert list((experiment / "mlruns").rglob("validation/index.html"))
+
+
+def test_relative_store_in_a_temporary_experiment_is_refused(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mine.db")
+    done = subprocess.run(["dvc", "exp", "run", "--temp"], cwd=experiment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "error: MLFLOW_TRACKING_URI = sqlite:///mine.db: lies in a temporary workspace" in done.stdout + done.stderr

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ramen.errors import ArtifactError, DataError, GateRefused, RamenError
 from ramen.index import publishing
 from ramen.index.promotion import gate, promote, rollback
 from ramen.index.publishing import requirements
-from ramen.index.query import answer, answer_file
+from ramen.index.query import COLUMNS, answer, answer_file
 from ramen.index.registry import load_version, resolve_version
 from ramen.index.retriever import INDEX_FILE, Retriever
 from ramen.index.stage import publish_index
@@ -261,7 +262,7 @@ def test_gate(candidate: dict[str, str], champion: dict[str, str] | None, knobs:
     assert re.search(refused, reason) and bool(refused) == bool(reason)
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet", ".csv", ".tsv"])
 def test_a_file_of_queries_is_answered_as_each_of_them_is(
     publish: Publish, track: Any, tiny_problem: Problem, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,15 +274,37 @@ def test_a_file_of_queries_is_answered_as_each_of_them_is(
         file.write_text("\n".join([*texts[:2], "", *texts[2:]]) + "\n")
     elif suffix == ".jsonl":
         file.write_text("".join(json.dumps({"uid": u, "text": t}) + "\n" for u, t in zip(uids, texts, strict=True)))
-    else:
+    elif suffix == ".parquet":
         write_texts(file, uids, texts)
+    else:
+        pd.DataFrame({"uid": uids, "text": texts}).to_csv(file, sep="," if suffix == ".csv" else "\t", index=False)
     assert answer_file(file, out, k=3) == 5
     found = pd.read_parquet(out)
-    assert list(found.columns) == ["query", "rank", "label", "score"] and not [*out.parent.glob(".*")]
+    assert list(found.columns) == list(COLUMNS) and not [*out.parent.glob(".*")]
     for uid, text in zip(uids, texts, strict=True):
         rows, hits = found[found["query"] == uid], answer(text, k=3)
         assert rows["label"].tolist() == [hit.uid for hit in hits] and rows["rank"].tolist() == [1, 2, 3]
         assert rows["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-6)
+
+
+def test_answers_hold_the_texts_in_every_format(publish: Publish, track: Any, tmp_path: Path) -> None:
+    publish(track)
+    queries = tmp_path / "queries.csv"
+    text = 'soup, "hot"\nand pepper'
+    queries.write_text(f'text\n"{text.replace(chr(34), chr(34) * 2)}"\nrook\n')
+    readers = {".parquet": pd.read_parquet, ".csv": pd.read_csv, ".jsonl": partial(pd.read_json, lines=True)}
+    for suffix, read in (readers | {".tsv": partial(pd.read_csv, sep="\t")}).items():
+        out = tmp_path / f"answers{suffix}"
+        assert answer_file(queries, out, k=2) == 2
+        found = read(out)
+        assert list(found.columns) == ["query", "text", "rank", "label", "label_text", "score"]
+        assert found["query"].astype(str).tolist() == ["2", "2", "4", "4"], "a query without a uid is named by its line"
+        assert found["text"].tolist() == [text, text, "rook", "rook"]
+        hits = [hit for query in (text, "rook") for hit in answer(query, k=2)]
+        assert found["label_text"].tolist() == [hit.text for hit in hits]
+        assert found["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-5)
+    with pytest.raises(RamenError, match=r"answers\.xlsx: answers cannot be written as \.xlsx; use \.parquet, \.csv"):
+        answer_file(queries, tmp_path / "answers.xlsx")
 
 
 def test_a_broken_query_writes_nothing(publish: Publish, track: Any, tmp_path: Path) -> None:
