@@ -9,11 +9,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ramen.index.retriever import Hit, Retriever
+from ramen.index.retriever import Hit, Retriever, first_hits
 
 BATCH = 256
 """Texts in a batch after which no further request joins it, so that many at once wait in turns."""
@@ -23,6 +23,7 @@ BATCH = 256
 class _Request:
     texts: Sequence[str]
     k: int
+    exclude: Collection[str] = ()
     answer: list[list[Hit]] = field(default_factory=list)
     error: Exception | None = None
     done: bool = False
@@ -38,9 +39,10 @@ class Combiner:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._waiting: list[_Request] = []
 
-    def query(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
-        """As `Retriever.query`; raises what it raises for these texts, not for those of others."""
-        request = _Request(texts, k)
+    def query(self, texts: Sequence[str], k: int, exclude: Collection[str] = ()) -> list[list[Hit]]:
+        """As `Retriever.query`, with the same labels left out for all texts; raises what it raises for these texts, not
+        for those of others."""
+        request = _Request(texts, k, frozenset(exclude))
         with self._door:
             self._waiting.append(request)
         with self._turn:
@@ -62,9 +64,9 @@ class Combiner:
     def _answer(self, batch: Sequence[_Request]) -> None:
         try:
             texts = [text for request in batch for text in request.texts]
-            hits = iter(self.retriever.query(texts, max(request.k for request in batch)))
+            hits = iter(self.retriever.query(texts, max(request.k + len(request.exclude) for request in batch)))
             for request in batch:
-                request.answer = [next(hits)[: request.k] for _ in request.texts]
+                request.answer = [first_hits(next(hits), request.k, request.exclude) for _ in request.texts]
                 request.done = True
         except Exception as error:
             if len(batch) == 1:

@@ -23,7 +23,7 @@ class Answer(BaseModel):
 
 
 class RetrieverModel(PythonModel):  # type: ignore[misc]
-    """`predict(["text", ...], params={"k": 10})` -> one `Answer` per text."""
+    """`predict(["text", ...], params={"k": 10, "exclude": ["uid"]})` -> one `Answer` per text."""
 
     def load_context(self, context: PythonModelContext) -> None:
         """Open the files that were logged with the version."""
@@ -33,17 +33,25 @@ class RetrieverModel(PythonModel):  # type: ignore[misc]
     def predict(
         self, context: PythonModelContext, model_input: list[str], params: dict[str, Any] | None = None
     ) -> list[Answer]:
-        """Answer each text with its k best labels; `MOST_LABELS` at most, since others wait for the same search."""
+        """Answer each text with its k best labels, without those whose uids are excluded.
+
+        k is `MOST_LABELS` at most, since others wait for the same search.
+        """
         k = int((params or {}).get("k", DEFAULT_K))
         if not 1 <= k <= MOST_LABELS:  # an exception of this kind is answered with status 400, any other with 500
             raise MlflowException.invalid_parameter_value(f"params.k is {k}: at least 1 and at most {MOST_LABELS}")
+        exclude = [str(uid) for uid in (params or {}).get("exclude", ()) if str(uid)]
+        if len(exclude) > MOST_LABELS:
+            raise MlflowException.invalid_parameter_value(
+                f"params.exclude has {len(exclude)} uids: {MOST_LABELS} at most"
+            )
         return [
             Answer(
                 ids=[hit.uid for hit in hits],
                 texts=[hit.text for hit in hits],
                 scores=[hit.score for hit in hits],
             )
-            for hits in self.retriever.query(model_input, k)
+            for hits in self.retriever.query(model_input, k, exclude)
         ]
 
 

@@ -48,7 +48,8 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
 
     Args:
         path: JSON lines, CSV, TSV or Parquet with the columns `text` and, optionally, `uid`; any other suffix: a query
-            per line. A query without a uid is named by the number of its line.
+            per line. A query without a uid is named by the number of its line; of a query with one, the label that is
+            the query itself is left out, as in evaluation.
         out: file of the columns `COLUMNS`, best label first; its suffix is one of `FORMATS`.
         k: labels of each query.
         model, version: registered model; version by number or alias.
@@ -74,7 +75,8 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
     rest = iter(queries)
     with replacing(out) as beside, FORMATS[out.suffix.lower()](beside) as write:
         while block := list(islice(rest, BLOCK)):
-            answers = retriever.query([query.text for query in block], k)
+            own = [() if query.uid is None else retriever.own_labels(query.uid, query.text) for query in block]
+            answers = retriever.query([query.text for query in block], k, own)
             write(
                 [
                     (query.name, query.text, rank, hit.uid, hit.text, hit.score)

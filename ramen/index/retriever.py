@@ -7,8 +7,9 @@ On disk it is two places: the encoder's directory, and a directory with `index.f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,9 +52,12 @@ class Retriever:
         encoder: the encoder whose label embeddings are in the index.
         index: a faiss index; id i is label i.
         uids, texts: the label table.
+        identity: by what a query is recognised as a label, "uid" or "text"; "" = no query is one.
     """
 
-    def __init__(self, encoder: TextEncoder, index: Any, uids: Sequence[str], texts: Sequence[str]) -> None:
+    def __init__(
+        self, encoder: TextEncoder, index: Any, uids: Sequence[str], texts: Sequence[str], identity: str = ""
+    ) -> None:
         if not len(uids) == len(texts) == index.ntotal:
             raise ArtifactError(
                 f"index holds {index.ntotal} labels, the label table {len(uids)}; run `ramen publish-index` again"
@@ -62,6 +66,7 @@ class Retriever:
         self.index = index
         self.uids = uids
         self.texts = texts
+        self.identity = identity
 
     def __len__(self) -> int:
         return len(self.uids)
@@ -79,10 +84,18 @@ class Retriever:
         from ramen.encoder.loading import load_trained
 
         encoder = load_trained(encoder_dir, EncoderSettings())
-        return cls(encoder, read_index(index_dir / INDEX_FILE), *read_texts(index_dir / LABELS_FILE))
+        identity = facts["index"].get("identity", "")
+        return cls(encoder, read_index(index_dir / INDEX_FILE), *read_texts(index_dir / LABELS_FILE), identity)
 
-    def query(self, texts: Sequence[str], k: int = DEFAULT_K) -> list[list[Hit]]:
+    def query(
+        self, texts: Sequence[str], k: int = DEFAULT_K, exclude: Sequence[Collection[str]] = ()
+    ) -> list[list[Hit]]:
         """The k best labels of each text, best first; fewer when there are fewer labels.
+
+        Args:
+            texts: queries.
+            k: labels of each.
+            exclude: uids of labels that are left out, for each text; empty = none of any.
 
         Raises:
             RamenError: k is below 1.
@@ -91,13 +104,35 @@ class Retriever:
             raise RamenError(f"k = {k}: at least 1 label must be asked for")
         if not len(texts):
             return []
-        scores_nk, ids_nk = self.index.search(self.encoder.encode(list(texts)), min(k, len(self)))
-        return [self._hits(scores, ids) for scores, ids in zip(scores_nk, ids_nk, strict=True)]
+        depth = min(k + max(map(len, exclude), default=0), len(self))
+        scores_nk, ids_nk = self.index.search(self.encoder.encode(list(texts)), depth)
+        found = [self._hits(scores, ids) for scores, ids in zip(scores_nk, ids_nk, strict=True)]
+        return [
+            first_hits(hits, k, left_out) for hits, left_out in zip(found, exclude or [()] * len(found), strict=True)
+        ]
+
+    @cached_property
+    def _uids_of_text(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for uid, text in zip(self.uids, self.texts, strict=True):
+            found.setdefault(" ".join(text.split()), []).append(uid)
+        return found
+
+    def own_labels(self, uid: str, text: str) -> Collection[str]:
+        """Uids of the labels that are the query itself, as training recognised them (`data.filters`)."""
+        if self.identity == "uid":
+            return (uid,)
+        return self._uids_of_text.get(" ".join(text.split()), ()) if self.identity == "text" else ()
 
     def _hits(self, scores: NDArray[np.float32], ids: NDArray[np.int64]) -> list[Hit]:
         # lexsort: equal scores come in label order; HNSW pads with id -1 when its graph runs out
         order = [i for i in np.lexsort((ids, -scores)) if ids[i] >= 0]
         return [Hit(self.uids[ids[i]], self.texts[ids[i]], float(scores[i])) for i in order]
+
+
+def first_hits(hits: Sequence[Hit], k: int, exclude: Collection[str]) -> list[Hit]:
+    """The first k hits that are not excluded."""
+    return [hit for hit in hits if hit.uid not in exclude][:k]
 
 
 def write_retriever(

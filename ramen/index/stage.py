@@ -63,7 +63,8 @@ def publish_index(
         tune(built, queries_nD, exact_nk, recall_k, index.min_recall)
     recall = ann_recall(built, queries_nD, exact_nk, recall_k)
 
-    facts = facts_of(built, index, labels_LD)
+    identity = dataset.counts.get("filtered_pairs", {}).get("identity", "")
+    facts = facts_of(built, index, labels_LD) | {"identity": identity}
     files = {name: file for name, file in model.manifest["files"].items() if name not in LABEL_FILES}
     write_retriever(retriever.path, built, labels.uids, labels.texts, encoder_files=files, facts=facts)
     speed = latencies(Retriever(sentences, built, labels.uids, labels.texts), labels_LD, queries)

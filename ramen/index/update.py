@@ -117,7 +117,7 @@ def updated(
         index = changed(old.index, keep, vectors)
         uids = [old.uids[i] for i in keep] + new[0]
         texts = [old.texts[i] for i in keep] + new[1]
-        now = Retriever(old.encoder, index, uids, texts)
+        now = Retriever(old.encoder, index, uids, texts, old.identity)
         folder = Path(scratch)
         said = facts["index"] | {"labels": len(uids), "updated_from": f"{name}/{number}"}
         write_retriever(folder, index, uids, texts, encoder_files=facts["encoder"], facts=said)

@@ -2,7 +2,7 @@
 
     GET  /healthz                               {"status": "ok"}
     GET  /api/versions                          versions, newest first, with aliases and figures
-    POST /api/query  {"text", "k", "version"}   labels of one version
+    POST /api/query  {"text", "k", "version", "exclude"}   labels of one version, without those whose uids are excluded
     GET  /                                      the page (with --ui)
 
 A version given by alias is looked up again every `LOOK_AGAIN` seconds; when the alias has moved, the new version is
@@ -45,6 +45,7 @@ class Query(BaseModel):
     k: int = Field(DEFAULT_K, ge=1, le=MOST_LABELS)
     version: str = Field("", max_length=200)
     explain: bool = False
+    exclude: list[str] = Field(default_factory=list, max_length=MOST_LABELS)
 
 
 @dataclass
@@ -161,7 +162,7 @@ def make_app(model: str, version: str = "champion", *, ui: bool = False, graph: 
             found = known.get(asked.version or version)
         except RamenError as error:
             raise HTTPException(404, str(error)) from None
-        hits = found.combiner.query([asked.text], asked.k)[0]
+        hits = found.combiner.query([asked.text], asked.k, asked.exclude)[0]
         took = 1000 * (time.perf_counter() - start)
         labels: list[dict[str, Any]] = [{"uid": hit.uid, "text": hit.text, "score": hit.score} for hit in hits]
         if graph is not None:
