@@ -24,7 +24,7 @@ import numpy as np
 from ramen.artifacts import open_artifact, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
-from ramen.errors import ArtifactError, Interrupted
+from ramen.errors import ArtifactError, Interrupted, StateRemoved
 from ramen.evaluation.metrics import ENCODER, by_document, inverse_propensity
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import MISSED_DEPTHS, head_torso_tail
@@ -57,7 +57,12 @@ def run_row(config: Config, cache: Path) -> Outcome:
     made: dict[str, Path] = {}
     seconds = 0.0
     for name in CHAIN:
-        folder, metrics, took = _stage(name, config, made, cache)
+        try:
+            folder, metrics, took = _stage(name, config, made, cache)
+        except StateRemoved:
+            shutil.rmtree(made["warm_model"].parent)
+            _stage("warmup", config, made, cache)
+            folder, metrics, took = _stage(name, config, made, cache)
         made |= {artifact: folder / artifact for artifact in STAGES[name].writes}
         if name in TRAINING:
             seconds += took
