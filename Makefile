@@ -12,7 +12,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check sync ui clean
+.PHONY: help run test check sync pecos ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing the pinned dependencies into $(VENV) (a few minutes, once)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt '$(TORCH)'
-	@$(PIP) install -c constraints.txt -e '.[$(EXTRA),dev]'
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRA),peers,dev]'
 	@touch $@
 
 run: $(READY) ## the whole pipeline on the Debian data set, beside its base (PRESET=debian: all of it)
@@ -43,6 +43,10 @@ check: $(READY) ## lint, format, types, import layers, generated files
 
 sync: $(READY) ## write the generated files again
 	ramen sync
+
+pecos: ## install libpecos for the study `peers`, in an environment of its own
+	@$(PYTHON) -m venv .venv-pecos
+	@.venv-pecos/bin/pip --disable-pip-version-check --quiet install -r requirements-pecos.txt
 
 ui: $(READY) ## open the MLflow UI on the runs of this folder
 	mlflow ui --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}" --port "$${PORT:-5000}"

@@ -5,7 +5,7 @@ machine's ceiling.
     python benchmarks/training.py --arms base ramen   some of them
     python benchmarks/training.py --documents 512 --rounds 1   a quick look
 
-The peer needs `pip install datasets accelerate`. Same encoder (MiniLM), Debian texts, pairs, batch size, cores; bf16
+The peer needs `ramen[peers]`. Same encoder (MiniLM), Debian texts, pairs, batch size, cores; bf16
 for all. An arm's figure is the median over the rounds; rounds of different arms alternate.
 """
 

@@ -8,33 +8,43 @@ where it was; a second run of the same study reads everything from disk.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
+import gc
 import hashlib
 import json
 import math
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ramen.artifacts import open_artifact, write_json
+from ramen.artifacts import drafts, open_artifact, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
-from ramen.errors import ArtifactError, Interrupted, StateRemoved
-from ramen.evaluation.metrics import ENCODER, by_document, inverse_propensity
-from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, read_labels
-from ramen.evaluation.quantiles import MISSED_DEPTHS, head_torso_tail
+from ramen.errors import ArtifactError, ConfigError, Interrupted, StateRemoved
+from ramen.evaluation.metrics import ENCODER
+from ramen.evaluation.per_document import from_evaluation
+from ramen.evaluation.predictions import ENCODER_PREDICTIONS
+from ramen.evaluation.quantiles import MISSED_DEPTHS
+from ramen.evaluation.uncertainty import PerDocument, standard_error
+from ramen.peers import PEERS, Task
 from ramen.stages import STAGES, record_cached, run_stage
+from ramen.stopping import on_stop
 from ramen.tracking import open_tracker
 
 CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row: nothing is published."""
 TRAINING = ("warmup", "prune-retrain")
 """Stages whose time is reported as a row's cost."""
+PEER_CODE = ("data/dataset.py", "encoder", "evaluation", "peers", "retrieval.py", "training/session.py")
+"""Code that a peer's result depends on."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ def run_row(config: Config, cache: Path) -> Outcome:
         config: the row's configuration.
         cache: folder of results, shared by all rows and studies.
     """
+    config = config.model_copy(update={"scoring": config.scoring.model_copy(update={"peers": []})})  # rows of their own
     made: dict[str, Path] = {}
     seconds = 0.0
     for name in CHAIN:
@@ -76,31 +87,91 @@ def prepare(config: Config, cache: Path) -> Path:
     return _stage("ingest", config, {}, cache)[0] / "dataset"
 
 
+def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Outcome:
+    """Train and evaluate a peer on the row's dataset, or take its result from the cache.
+
+    Args:
+        name: a key of `ramen.peers.PEERS`.
+        config: the row's configuration; a result is kept under the sections that the peer reads.
+        cache: folder of results, shared by all rows and studies.
+        seconds: time limit, for a peer that takes one.
+
+    Raises:
+        ConfigError: such a peer is given no time.
+    """
+    from ramen.peers.evaluating import evaluate_peer
+
+    peer = PEERS[name]
+    if peer.timed and seconds <= 0:
+        raise ConfigError(f"peer {name}: trains for a given time; name a row of the study as `time_of`")
+    dataset = open_artifact(prepare(config, cache), "dataset")
+    sections = config.sections(peer.sections)
+    limit = round(seconds, 1) if peer.timed else 0.0
+    stage = dataclasses.replace(STAGES["evaluate"], reads=("dataset",), sections=peer.sections, code=PEER_CODE)
+    version = stage.cache_version(config)
+    folder = cache / f"peer-{name}-{_key([version, sections, dataset.digest, limit])}"
+    if kept := _kept(folder, ("evaluation",)):
+        with open_tracker("peer", {"ramen.cached": "true"}) as track:
+            track.headline(kept["metrics"])
+        return Outcome(kept["metrics"], kept["seconds"], folder / "evaluation", dataset.path)
+
+    def stop() -> None:
+        raise Interrupted(f"peer {name}: interrupted; nothing was changed")
+
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = {"evaluation": folder / "evaluation"}
+    with (
+        tempfile.TemporaryDirectory() as work,
+        open_tracker("peer") as track,
+        on_stop(stop),
+        drafts(outputs, sections=sections, inputs={"dataset": dataset}, work=Path(work)) as made,
+    ):
+        problem = Problem.read(dataset.path, anchors=False)
+        task = Task(problem, config.encoder, config.training, config.scoring, Path(work), limit)
+        metrics, took = evaluate_peer(name, task, made["evaluation"])
+        track.headline(metrics)
+    gc.collect()  # a trained model contains reference cycles
+    metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
+    write_json(folder / "metrics.json", {"metrics": metrics, "seconds": took})
+    return Outcome(metrics, took, folder / "evaluation", dataset.path)
+
+
+def _key(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _kept(folder: Path, artifacts: Iterable[str]) -> dict[str, Any]:
+    """The receipt of a finished result, empty if there is none; a damaged result is removed."""
+    receipt = folder / "metrics.json"
+    if not receipt.is_file():
+        return {}
+    try:
+        for artifact in artifacts:
+            open_artifact(folder / artifact, artifact)
+    except ArtifactError:
+        shutil.rmtree(folder)
+        return {}
+    kept: dict[str, Any] = json.loads(receipt.read_text(encoding="utf-8"))
+    return kept
+
+
 def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> tuple[Path, dict[str, float], float]:
     """One stage: where its artifacts lie, its metrics, and the seconds it took when it was computed."""
     stage = STAGES[name]
     sections = config.sections(stage.sections)
     inputs = {artifact: made[artifact] for artifact in stage.reads}
     digests = {artifact: open_artifact(path, artifact).digest for artifact, path in inputs.items()}
-    text = json.dumps([name, stage.cache_version(config), sections, digests], sort_keys=True)
-    folder = cache / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    receipt = folder / "metrics.json"
-    if receipt.is_file():
-        try:
-            for artifact in stage.writes:
-                open_artifact(folder / artifact, artifact)
-            kept = json.loads(receipt.read_text(encoding="utf-8"))
-            record_cached(name, kept["metrics"], {artifact: folder / artifact for artifact in stage.writes})
-            return folder, kept["metrics"], kept["seconds"]
-        except ArtifactError:
-            shutil.rmtree(folder)  # damaged: computed again
+    folder = cache / f"{name}-{_key([name, stage.cache_version(config), sections, digests])}"
+    if kept := _kept(folder, stage.writes):
+        record_cached(name, kept["metrics"], {artifact: folder / artifact for artifact in stage.writes})
+        return folder, kept["metrics"], kept["seconds"]
     folder.mkdir(parents=True, exist_ok=True)
     outputs = {artifact: folder / artifact for artifact in stage.writes}
     with _timed(folder / "seconds.json") as spent, open_tracker(name) as track:
         metrics = run_stage(name, sections=sections, inputs=inputs, outputs=outputs, track=track)
     took = spent()
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
-    write_json(receipt, {"metrics": metrics, "seconds": took})
+    write_json(folder / "metrics.json", {"metrics": metrics, "seconds": took})
     return folder, metrics, took
 
 
@@ -131,8 +202,8 @@ class Summary:
     Attributes:
         mean, deviation: metric -> over seeds; deviation is the sample's, NaN for one seed.
         gain, gain_deviation: metric -> difference to the row it is compared with, seed by seed; empty without one.
-        gain_error: metric -> standard error of the gain over the test documents, of those that `by_document` knows. A
-            deviation over seeds does not see that other documents would have been drawn.
+        gain_error: metric -> standard error of the gain over the test documents, clustered by group, of those that
+            `by_document` knows. A deviation over seeds does not see that other documents would have been drawn.
         missed: bin of labels -> depth -> difference of the missed share (R-ICLR table 8; less is better).
         seconds: mean training time.
     """
@@ -175,37 +246,33 @@ def summarise(outcomes: Sequence[Outcome], against: Sequence[Outcome] | None, ke
 
 
 def _error(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str, float]:
-    """Standard error over the test documents of the mean difference; nothing of other data, or of a single document."""
+    """Standard errors of the gains averaged over seeds; nothing of other data, or of fewer than two groups."""
     if any(ours.dataset != theirs.dataset for ours, theirs in zip(outcomes, against, strict=True)):
         return {}
     pairs = [
-        (_by_document(ours.dataset, ours.evaluation), _by_document(theirs.dataset, theirs.evaluation))
+        (_per_document(ours.dataset, ours.evaluation), _per_document(theirs.dataset, theirs.evaluation))
         for ours, theirs in zip(outcomes, against, strict=True)
     ]
-    if any(len(values) < 2 for values in pairs[0][0].values()):
-        return {}
-    return {
-        key: float(np.mean([ours[key] - theirs[key] for ours, theirs in pairs], axis=0).std(ddof=1))
-        / math.sqrt(len(pairs[0][0][key]))
-        for key in pairs[0][0]
-    }
+    found = {}
+    for prefix in pairs[0][0]:
+        first = pairs[0][0][prefix]
+        for key in first.values:
+            gains = [ours[prefix].values[key] - theirs[prefix].values[key] for ours, theirs in pairs]
+            error = standard_error(np.mean(gains, axis=0), first.groups, first.weights_of(key))
+            if error is not None:
+                found[f"{prefix}{key}"] = error
+    return found
 
 
-@functools.lru_cache(maxsize=64)  # the table is written anew after every seed, and a base stands beside several rows
-def _by_document(dataset: Path, evaluation: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """What each test document adds to a row's metrics, `encoder/` ones too, read from its predictions."""
-    problem = Problem.read(dataset)
-    propensity = json.loads((evaluation / "propensity.json").read_text(encoding="utf-8"))
-    inv_p = inverse_propensity(problem.y_train, propensity["a"], propensity["b"])
-    frequency = np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
-    thirds = head_torso_tail(frequency)
-
-    def measured(name: str) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-        return by_document(read_labels(evaluation / name, problem), problem.y_test, inv_p, thirds)
-
-    whole = measured(PREDICTIONS)
-    alone = measured(ENCODER_PREDICTIONS) if (evaluation / ENCODER_PREDICTIONS).is_file() else whole
-    return whole | {f"{ENCODER}{key}": values for key, values in alone.items()}
+@functools.lru_cache(
+    maxsize=16
+)  # the table is written again after every seed, and a base is compared with several rows
+def _per_document(dataset: Path, evaluation: Path) -> dict[str, PerDocument]:
+    """What each test document adds to a row's metrics, by the prefix of their keys ("" and `encoder/`)."""
+    problem = Problem.read(dataset, anchors=False)
+    whole = from_evaluation(problem, evaluation)
+    alone = (evaluation / ENCODER_PREDICTIONS).is_file()
+    return {"": whole, ENCODER: from_evaluation(problem, evaluation, ENCODER_PREDICTIONS) if alone else whole}
 
 
 def _missed(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str, dict[int, float]]:

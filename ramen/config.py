@@ -59,6 +59,13 @@ class Data(Section):
         ge=0,
         lt=1,
     )
+    filter_self: Literal["auto", "files", "none"] = knob(
+        "auto",
+        "pairs that do not count: auto = those that the source names, each document that is a label too for itself, "
+        "and for a test document the labels whose training documents have it as their label; files = those that the "
+        "source names; none = no pair",
+        "pyxclib",
+    )
     max_documents: int = knob(0, "keep at most this many documents, chosen by seed; 0 = all", ge=0)
     test_fraction: float = knob(0.2, "debian: share of source packages held out for test", gt=0, lt=1)
     seed: int = knob(0, "seed of the split and of the subset", ge=0)
@@ -258,19 +265,28 @@ class Training(Section):
     """Optimisation, shared by warm-up and the prune-and-retrain rounds."""
 
     batch_size: int = knob(256, "documents per step, all processes together", ge=2)
-    epochs: int = knob(8, "epochs in all: warm-up and retraining", ge=1)
-    warmup_epochs: int = knob(4, "epochs on the unpruned graphs", ge=1)
+    epochs: int | Literal["auto"] = knob(
+        "auto",
+        "epochs of warm-up and retraining together, with a linear decay of the learning rate; auto = train at a "
+        "constant rate until held-out documents no longer gain, then decay it over a quarter as many epochs",
+    )
+    max_epochs: int = knob(40, "epochs=auto: epochs at most, the decay included", ge=2)
+    max_minutes: float = knob(
+        0.0, "epochs=auto: minutes that warm-up and retraining may take together; 0 = no limit", ge=0
+    )
+    warmup_epochs: int = knob(4, "epochs on the unpruned graphs; with epochs=auto at least 48 steps", ge=1)
     lr: float = knob(1e-4, "peak learning rate", gt=0, le=1)
     lr_warmup_steps: int = knob(
-        50, "steps of linear rise, half of all at most, then linear decay to 0 at the last epoch", ge=0
+        50, "steps in which the learning rate rises; with a given number of epochs half of all steps at most", ge=0
     )
     weight_decay: float = knob(0.01, "AdamW decay; none on biases and layer norms", "ngame", ge=0)
     adam_eps: float = knob(1e-6, "AdamW epsilon", "ngame", gt=0)
     clip_norm: float = knob(1.0, "gradient norm is clipped to this; 0 = off", ge=0)
     validation_fraction: float = knob(
         0.05,
-        "share of training documents held out to choose the label context and the classifiers' share, to tell when "
-        "pruning has settled, and for the bandit's heldout_loss; whole groups, if the dataset has them",
+        "share of training documents held out to decide when training ends, to choose the label context and the "
+        "classifiers' share, to tell when pruning has settled, and for the bandit's heldout_loss; whole groups, if the "
+        "dataset has them. With epochs=auto at least 500 documents, or a tenth of fewer than 5,000",
         ge=0,
         lt=0.5,
     )
@@ -287,9 +303,19 @@ class Training(Section):
     threads: int = knob(0, "torch threads of each process; 0 = all cores, shared by the processes", ge=0)
     seed: int = knob(0, "seed of initialisation, order, sampling and dropout", ge=0)
 
+    @field_validator("epochs", mode="before")
+    @classmethod
+    def _epochs_are_a_number_or_auto(cls, value: Any) -> Any:
+        whole = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value == int(value)
+        if value != "auto" and not whole:
+            raise ValueError(f"{value!r}: expected a whole number of at least 1, or auto")
+        return value if value == "auto" else int(value)
+
     @model_validator(mode="after")
     def _warmup_fits(self) -> Training:
-        if self.warmup_epochs > self.epochs:
+        if self.epochs != "auto" and self.max_minutes:
+            raise ValueError(f"max_minutes = {self.max_minutes:g} needs epochs = auto, not {self.epochs}")
+        if self.epochs != "auto" and self.warmup_epochs > self.epochs:
             raise ValueError(f"warmup_epochs = {self.warmup_epochs} exceeds epochs = {self.epochs}; set both")
         return self
 
@@ -321,7 +347,7 @@ class Guidance(Section):
 class Pruning(Section):
     """Prune-and-retrain rounds."""
 
-    every: int = knob(4, "epochs trained between two prunings", ge=1)
+    every: int = knob(4, "epochs trained between two prunings; with training.epochs=auto at least 48 steps", ge=1)
     rule: Literal["quantile", "threshold"] = knob(
         "quantile",
         "what an edge must exceed to stay: a quantile of random pairs of its own graph, whatever the encoder's "
@@ -369,6 +395,11 @@ class Scoring(Section):
         False, "also rank each set's anchors for the training documents: R@100 of their raw links", "R-ICLR T6"
     )
     samples: int = knob(12, "sample predictions in the report", ge=0)
+    peers: list[Literal["tfidf", "untrained"]] = knob(
+        ["tfidf", "untrained"],
+        "also evaluate these peers on the same test documents: TF-IDF, and the encoder before training; takes seconds, "
+        "minutes at a million labels. [] = none",
+    )
     base: str = knob("", "evaluation artifact of another run (the base), set beside this one in metrics and report")
 
 
@@ -604,6 +635,8 @@ def _explain(error: ValidationError) -> list[str]:
 def describe_range(field: Any) -> str:
     """Human-readable range of a pydantic field: choices or bounds."""
     annotation = field.annotation
+    if annotation == int | Literal["auto"]:
+        return ">= 1 | auto"
     choices = getattr(annotation, "__args__", None)
     if choices and getattr(annotation, "__origin__", None) is Literal:
         return " | ".join(map(str, choices))

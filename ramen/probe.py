@@ -26,11 +26,14 @@ from ramen.artifacts import Artifact
 from ramen.base.sampling import keyed_rng
 from ramen.config import Config, Training
 from ramen.data.dataset import Problem, Texts, read_test_edges
+from ramen.data.filters import heldout_filter
 from ramen.encoder.labels import encode_labels, with_context
 from ramen.encoder.loading import load_encoder, load_trained
 from ramen.errors import ArtifactError, DataError
 from ramen.errors import Problem as Defect
-from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, inverse_propensity
+from ramen.evaluation import uncertainty
+from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, document_weights, inverse_propensity
+from ramen.evaluation.uncertainty import Gain, PerDocument
 from ramen.graph.cleaning import anchors_among, remove_edges
 from ramen.graph.metadata import Graph, inverse_sqrt_degree, neighbour_means, read_graphs
 from ramen.retrieval import search
@@ -45,14 +48,6 @@ RANDOM_LABELS = 10
 MEASURED = ("p_at_1", "psp_at_5", "r_at_100")
 
 Vectors = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Points of a metric gained over the text alone, and the standard error of that over the documents."""
-
-    points: float
-    error: float
 
 
 @dataclass(frozen=True)
@@ -78,12 +73,17 @@ class Probed:
 
 @dataclass(frozen=True)
 class Asked:
-    """The documents asked, their labels and what is ignored: CSR V x L each, and the sets' edges: CSR V x M."""
+    """The documents asked, their labels and what is ignored: CSR V x L each, and the sets' edges: CSR V x M.
+
+    Attributes:
+        groups: int64 [V], the group of each document; None = each is its own.
+    """
 
     texts: Texts
     y: sp.csr_matrix
     ignored: sp.csr_matrix
     edges: dict[str, sp.csr_matrix]
+    groups: NDArray[np.int64] | None
 
 
 def probe(
@@ -131,11 +131,16 @@ def probe(
         return apply_filter(found, scores, asked.ignored, DEPTH)[0]
 
     ranking = ranked(vectors, labels)
-    plain = by_document(ranking, asked.y, inv_p, {})
+    weights_of = document_weights(asked.y, inv_p, {})
+
+    def measured(indices: NDArray[np.int64]) -> PerDocument:
+        return PerDocument(asked.texts.uids, by_document(indices, asked.y, inv_p, {}), weights_of, asked.groups)
+
+    plain = measured(ranking)
 
     def gain(documents: Vectors, by: Vectors) -> dict[str, Gain]:
-        moved = by_document(ranked(documents, by), asked.y, inv_p, {})
-        return {key: _gain(moved[key] - plain[key]) for key in MEASURED if key in moved}
+        gained = uncertainty.gains(measured(ranked(documents, by)), plain)
+        return {key: gained[key] for key in MEASURED if key in gained}
 
     said = {}
     for name, sides in graphs.items():
@@ -160,7 +165,7 @@ def probe(
         said[name] = Probed(
             **_sharing(asked.y, of_documents, of_labels, ranking[:, 0], candidates, config.training.seed), gains=gains
         )
-    return {key: float(plain[key].mean()) for key in MEASURED if key in plain}, said
+    return {key: float(plain.values[key].mean()) for key in MEASURED if key in plain.values}, said
 
 
 def _trained_with(model: Artifact, dataset: Artifact) -> Training:
@@ -178,8 +183,9 @@ def _held_out(problem: Problem, graphs: Mapping[str, Mapping[str, Graph]], rows:
     return Asked(
         problem.train.at(rows),
         problem.y_train[rows],
-        problem.filter_train[rows],
+        heldout_filter(problem, rows)[rows],
         {name: sides["train"].csr()[rows] for name, sides in graphs.items()},
+        None if problem.groups is None else problem.groups[rows],
     )
 
 
@@ -194,7 +200,7 @@ def _test(path: Path, problem: Problem, graphs: Mapping[str, Mapping[str, Graph]
             log.warning("%s: the dataset has no edges of test documents, so theirs count as 0", name)
         none = sp.csr_matrix((len(problem.test), count), dtype=np.float32)
         edges[name] = none if raw is None else _without(raw, ~_numbered(count, kept))
-    return Asked(problem.test, problem.y_test, problem.filter_test, edges)
+    return Asked(problem.test, problem.y_test, problem.filter_test, edges, problem.test_groups)
 
 
 def _numbered(length: int, numbers: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -210,10 +216,6 @@ def _without(matrix: sp.csr_matrix, anchors: NDArray[np.bool_]) -> sp.csr_matrix
 def _with_mean(vectors: Vectors, edges: sp.csr_matrix, anchors: Vectors, weights: NDArray[np.float64]) -> Vectors:
     """Unit vectors with a share of their neighbours' weighted mean added: float32 [rows, D]."""
     return with_context(vectors, np.float32(SHARE) * neighbour_means(edges @ sp.diags(weights), anchors))
-
-
-def _gain(differences: NDArray[np.float64]) -> Gain:
-    return Gain(float(differences.mean()), float(differences.std() / np.sqrt(len(differences))))
 
 
 def _sharing(

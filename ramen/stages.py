@@ -111,14 +111,15 @@ class Stage:
             ArtifactError: the base's evaluation is none.
         """
         found = {}
-        if "encoder" in sections and not MODELS & set(self.reads) and Path(sections["encoder"].name).is_dir():
+        starts = not MODELS & set(self.reads) or ("scoring" in sections and "untrained" in sections["scoring"].peers)
+        if "encoder" in sections and starts and Path(sections["encoder"].name).is_dir():
             found["encoder.name"] = folder_sha256(Path(sections["encoder"].name))
         if "scoring" in sections and sections["scoring"].base:
             found["scoring.base"] = open_artifact(sections["scoring"].base, "evaluation").digest
         return found
 
 
-_ITEMS = ("data/dataset.py", "data/identity.py")
+_ITEMS = ("data/dataset.py", "data/filters.py", "data/identity.py")
 _TRAINING_CODE = (
     *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "training", "work.py",
 )  # fmt: skip
@@ -179,13 +180,14 @@ STAGES: dict[str, Stage] = {
                 "evaluation",
                 "graph/cleaning.py",
                 "graph/metadata.py",
+                "peers",
                 "processes.py",
                 "retrieval.py",
             ),
             impl="ramen.evaluation.stage:evaluate",
             gpu=True,
             headline=True,
-            shown=("report.html", "metrics.json", "figures"),
+            shown=("report.html", "metrics.json", "figures", "per_document.parquet"),
         ),
         Stage(
             "publish-index",

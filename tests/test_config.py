@@ -103,7 +103,7 @@ def test_a_whole_value_of_a_dict_knob_replaces_the_one_before(tmp_path: Path) ->
         ("walk.hops=many", "walk.hops = 'many': input should be a valid integer, unable to parse string as an integer"),
         ("training.lr=.nan", "training.lr = nan: input should be a finite number"),
         ("encoder.pooling=max", "encoder.pooling = 'max': input should be 'auto', 'mean' or 'cls'"),
-        ("training.warmup_epochs=9", "training: warmup_epochs = 9 exceeds epochs = 8; set both"),
+        ("training.epochs=2", "training: warmup_epochs = 4 exceeds epochs = 2; set both"),
         ("objective.lambdas.a.label=-1", "objective: lambdas.a.label = -1.0: a regularisation weight is at least 0"),
         ("walk.hops", "--set walk.hops: expected section.key=value, e.g. training.epochs=5"),
         ("hops=3", "--set hops=3: expected section.key=value, e.g. training.epochs=5"),

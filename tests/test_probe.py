@@ -18,6 +18,7 @@ from ramen.config import Config, resolve
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.data.subset import hide_labels
 from ramen.errors import ArtifactError, DataError
+from ramen.evaluation.uncertainty import Gain
 from ramen.probe import probe
 
 from training_recipe import changed, train
@@ -81,6 +82,22 @@ def test_held_out_documents_are_asked_for_labels_that_training_may_see(
     opened = [open_artifact(hidden[name], name) for name in ("dataset", "graph")]
     text, said = probe(opened[0], opened[1], None, settings(), on_test=False)
     assert text["p_at_1"] + said["told"].gains["labels"]["p_at_1"].points > 60, "three in ten have no label left"
+
+
+def test_errors_are_clustered_by_the_groups_of_the_documents_asked(planted: dict[str, Path], tmp_path: Path) -> None:
+    problem = Problem.read(planted["dataset"])
+    groups = {"groups": problem.y_train.indices % 4, "test_groups": problem.y_test.indices}  # by topic
+    grouped = on_disk(replace(problem, **groups), tmp_path)
+
+    def gain(paths: dict[str, Path], on_test: bool) -> Gain:
+        opened = [open_artifact(paths[name], name) for name in ("dataset", "graph")]
+        said = probe(opened[0], opened[1], None, settings("encoder.name=tiny"), on_test=on_test)[1]
+        return said["told"].gains["labels"]["p_at_1"]
+
+    plain, clustered = gain(planted, on_test=True), gain(grouped, on_test=True)
+    assert plain.points == clustered.points and plain.error and clustered.error and clustered.error > 1.2 * plain.error
+    assert gain(planted, on_test=False).error
+    assert gain(grouped, on_test=False).error is None, "one whole group is held out"
 
 
 def test_test_documents_are_asked_with_their_own_edges_only_on_request(planted: dict[str, Path]) -> None:

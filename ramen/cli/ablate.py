@@ -14,7 +14,7 @@ import click
 from ramen.artifacts import write_text
 from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress, something_said
-from ramen.errors import ConfigError, warn
+from ramen.errors import ConfigError, nearest, warn
 
 if TYPE_CHECKING:
     from ramen.ablation import Outcome, Summary
@@ -38,7 +38,7 @@ ALONE, LINKS = (
     "By the texts' vectors alone, without label context and classifiers",
     "Raw links of the anchor sets found",
 )
-GAINS, ERROR = "Gains, ± deviation over seeds", ", [standard error over the test documents]"
+GAINS, ERROR = "Gains, ± deviation over seeds", ", [paired standard error over the test documents, clustered by group]"
 
 
 @click.command(short_help="Run a study: rows over seeds, one table.")
@@ -55,13 +55,13 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
     .png; every row and seed is a run of the MLflow experiment "ramen-ablate".
 
     \b
-    Studies: bases, design, graphs, mogic, volume, zero-shot.
+    Studies: bases, design, graphs, mogic, peers, volume, zero-shot.
     Examples:
       ramen ablate --preset demo --study design --seeds 0
       ramen ablate --preset debian --study bases --rows "RAMEN(ance)"
       ramen ablate --study my-study.yaml --seeds 0,1,2,3,4
     """
-    from ramen.ablation import prepare, run_row, summarise
+    from ramen.ablation import prepare, run_peer, run_row, summarise
     from ramen.config import to_yaml
     from ramen.data import sources
     from ramen.data.dataset import anchor_set_names
@@ -82,6 +82,7 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
         found, repeats = found.without_repeats(functools.partial(_config, resolve, study))  # before anything trains
         for name, same in repeats.items():
             warn(f"{found.name}: row {name!r} is {same!r} under this configuration, and left out")
+        found = _runnable(found)
         outcomes: dict[str, list[Outcome]] = {row.name: [] for row in found.rows}
         for seed in numbers:  # seed by seed: a study that is stopped early still compares all rows
             for row in found.rows:
@@ -89,7 +90,11 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
                 click.echo(f"\n{found.name}: {row.name}, seed {seed}", err=True)
                 tags = {"ramen.study": found.name, "ramen.row": row.name, "ramen.seed": str(seed)}
                 with start_pipeline_run(f"{row.name} seed {seed}", to_yaml(config), tags, config.sections()):
-                    outcomes[row.name].append(run_row(config, cache))
+                    if row.peer:
+                        seconds = outcomes[row.time_of][-1].seconds if row.time_of else 0.0
+                        outcomes[row.name].append(run_peer(row.peer, config, cache, seconds))
+                    else:
+                        outcomes[row.name].append(run_row(config, cache))
             groups = _groups(outcomes)
             keys = [key for columns in groups.values() for key in columns.values()]
             done = {row.name: summarise(outcomes[row.name], outcomes.get(row.against), keys) for row in found.rows}
@@ -132,8 +137,27 @@ def _chosen(study: Study, rows: str) -> Study:
     if lost := wanted - {row.name for row in study.rows}:
         names = ", ".join(row.name for row in study.rows)
         raise ConfigError(f"--rows: {sorted(lost)[0]!r} is no row of {study.name}; there are {names}")
-    wanted |= {row.against for row in study.rows if row.name in wanted}
+    wanted |= {name for row in study.rows if row.name in wanted for name in (row.against, row.time_of)}
     return replace(study, rows=tuple(row for row in study.rows if row.name in wanted))
+
+
+def _runnable(study: Study) -> Study:
+    """The study without peers that cannot run here. Raises ConfigError for an unknown peer, or if no row is left."""
+    from dataclasses import replace
+
+    from ramen.peers import PEERS
+
+    rows = []
+    for row in study.rows:
+        if row.peer and row.peer not in PEERS:
+            raise ConfigError(f"study {study.name}: row {row.name!r}: peer: {nearest(row.peer, PEERS)}")
+        if row.peer and (obstacle := PEERS[row.peer].obstacle()):
+            warn(f"{study.name}: row {row.name!r} is skipped: {obstacle}")
+        else:
+            rows.append(row)
+    if not rows:
+        raise ConfigError(f"study {study.name}: no row can run here")
+    return replace(study, rows=tuple(rows))
 
 
 def _lines(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> list[list[str]]:
@@ -154,10 +178,12 @@ def _spread(deviation: float) -> str:
     return "" if deviation != deviation else f" ±{deviation:.2f}"
 
 
-def _gains(study: Study, done: Mapping[str, Summary], keys: Iterable[str]) -> list[list[str]]:
+def _gains(
+    study: Study, done: Mapping[str, Summary], keys: Iterable[str], cell: Callable[[Summary, str], str]
+) -> list[list[str]]:
     """A line per row that is compared with another: the gain, its deviation over seeds, its error over documents."""
     compared = [row for row in study.rows if row.against in done]
-    return [[row.name, row.against, *(_gain(done[row.name], key) for key in keys)] for row in compared]
+    return [[row.name, row.against, *(cell(done[row.name], key) for key in keys)] for row in compared]
 
 
 def _has_error(done: Mapping[str, Summary], keys: Iterable[str]) -> bool:
@@ -173,14 +199,19 @@ def _gain(summary: Summary, key: str) -> str:
     return f"{value:+.2f}{_spread(summary.gain_deviation[key])}{error}"
 
 
+def _marked(summary: Summary, key: str) -> str:
+    """A gain as the terminal shows it: grey below two standard errors."""
+    return tables.mark(_gain(summary, key), summary.gain.get(key), summary.gain_error.get(key))
+
+
 def _show(study: Study, done: Mapping[str, Summary]) -> None:
     names = [name for name, key in KEYS.items() if "/" not in key]
     keys = [KEYS[name] for name in names]
     rows = _lines(study, done, keys)
     click.echo(f"{study.title}; in per cent, mean and deviation over seeds.\n")
     tables.show(rows, ["row", *names, "train s"], text_columns=1, ends=len(rows))
-    if gains := _gains(study, done, keys):
-        click.echo(f"{GAINS}{ERROR if _has_error(done, keys) else ''}.\n")
+    if gains := _gains(study, done, keys, _marked):
+        click.echo(f"{GAINS}{f'{ERROR}; grey: below two standard errors' if _has_error(done, keys) else ''}.\n")
         tables.show(gains, ["row", "against", *names], text_columns=2, ends=len(gains))
 
 
@@ -205,7 +236,7 @@ def _write(
     for said, columns in groups.items():
         text.write(f"\n## {said}\n\n" if said else "")
         _table(text, ["row", *columns, "training, s"], _lines(study, done, columns.values()))
-        if gains := _gains(study, done, columns.values()):
+        if gains := _gains(study, done, columns.values(), _gain):
             known = _has_error(done, columns.values())
             note = f"{ERROR}: a gain of less than twice the error may be chance" if known else ""
             text.write(f"\n{GAINS}{note}.\n\n")
@@ -234,6 +265,7 @@ def _write(
         row.name: {
             "set": row.sets,
             "against": row.against,
+            "peer": row.peer,
             "gain_error": done[row.name].gain_error,
             "missed": done[row.name].missed,
             "seeds": {

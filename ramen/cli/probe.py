@@ -16,7 +16,8 @@ from ramen.stages import belong_together, default_path
 
 if TYPE_CHECKING:
     from ramen.config import Config
-    from ramen.probe import Gain, Probed
+    from ramen.evaluation.uncertainty import Gain
+    from ramen.probe import Probed
 
 TITLES = {"p_at_1": "P@1", "psp_at_5": "PSP@5", "r_at_100": "R@100"}
 
@@ -36,7 +37,7 @@ def probe(
     Pairs that share an anchor are counted among the true pairs and by chance, and among the labels the encoder missed
     and those it put first by mistake: where the last two are alike, the graph cannot tell where the text cannot. Then
     the neighbours' mean is added to the labels' vectors, to the documents' (an oracle: a new document's are not known),
-    and to both; in brackets the standard error. Documents are those that training holds out.
+    and to both; in brackets the paired standard error, clustered by group. Documents are those that training holds out.
 
     \b
     Examples:
@@ -67,7 +68,10 @@ def probe(
         "labels put first by mistake",
     ]
     tables.show([_shares(name, found) for name, found in said.items()], columns, text_columns=1, ends=len(said))
-    click.echo("Gain over the text alone with neighbours' means added, [standard error]:\n")
+    click.echo(
+        "Gain over the text alone with neighbours' means added, [paired standard error, clustered by group]; grey: "
+        "below two standard errors:\n"
+    )
     lines = [_gains(name, side, gains) for name, found in said.items() for side, gains in found.gains.items()]
     tables.show(lines, ["set", "added to", *TITLES.values()], text_columns=2, ends=max(len(lines), 1))
 
@@ -78,5 +82,9 @@ def _shares(name: str, found: Probed) -> list[str]:
 
 
 def _gains(name: str, side: str, gains: dict[str, Gain]) -> list[str]:
-    cells = [f"{gains[key].points:+.2f} [{gains[key].error:.2f}]" if key in gains else "" for key in TITLES]
-    return [name, side, *cells]
+    return [name, side, *(_cell(gains[key]) if key in gains else "" for key in TITLES)]
+
+
+def _cell(gain: Gain) -> str:
+    error = "" if gain.error is None else f" [{gain.error:.2f}]"
+    return tables.mark(f"{gain.points:+.2f}{error}", gain.points, gain.error)

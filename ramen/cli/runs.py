@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramen.cli import tables
+from ramen.cli import comparison, tables
 from ramen.cli.base import PATH, config_options, show_progress, something_said
 from ramen.errors import RamenError
 
@@ -66,11 +66,12 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
 
 
 def base_of(settings: Config) -> Config:
-    """The same configuration without anything of the graphs in training, unregistered."""
+    """The same configuration without anything of the graphs in training, unregistered; the other arm has the peers."""
     return settings.model_copy(
         update={
             "objective": settings.objective.model_copy(update={"graphs": False, "augment_labels": False}),
             "guidance": settings.guidance.model_copy(update={"enabled": False}),
+            "scoring": settings.scoring.model_copy(update={"peers": []}),
             "index": settings.index.model_copy(update={"model": ""}),
         }
     )
@@ -164,12 +165,18 @@ def _example(dataset: Path, settings: Config) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of runs with all metrics and parameters.")
 def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
-    """Print pipeline runs from MLflow side by side; RUNS are names or beginnings of ids.
+    """Print pipeline runs from MLflow; RUNS are names or beginnings of ids.
+
+    With several RUNS, each further run is compared with the first (the newest of that name): the gain, its paired
+    standard error clustered by the groups of the test documents, and the parameters that differ. Otherwise the newest
+    run is compared with the one before it. Gains below two standard errors are grey; runs evaluated on different
+    datasets have none.
 
     \b
     Examples:
       ramen compare
-      ramen compare ramen base --json
+      ramen compare base ramen
+      ramen compare 1f0c 88ab --json
     """
     from ramen.tracking import list_pipeline_runs
 
@@ -177,23 +184,58 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
     if not found:
         raise RamenError("no pipeline runs in MLflow yet: `ramen run` makes them")
     chosen = select(found, runs) if runs else found[:last]
+    pairs = comparison.pairs(chosen, len(select(found, runs[:1])) if runs else len(chosen))
+    comparisons = comparison.compare_runs(pairs) if pairs else []
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(run) for run in chosen], indent=1, sort_keys=True))
+        gains = {each.run: dataclasses.asdict(each) for each in comparisons}
+        click.echo(
+            json.dumps(
+                [{**dataclasses.asdict(run), "gain": gains.get(run.run_id)} for run in chosen], indent=1, sort_keys=True
+            )
+        )
         return
     rows = [
-        [run.name, run.run_id[:8], _when(run.started), run.status.lower(), _data(run), *tables.figures(run.metrics)]
-        for run in chosen
+        [_name(run), run.run_id[:8], _when(run.started), _data(run), *tables.figures(run.metrics)] for run in chosen
     ]
-    tables.show(rows, ["run", "id", "started", "status", "data", *tables.COLUMNS], text_columns=5, ends=len(rows))
+    gained = comparison.rows(comparisons)
+    columns = ["run", "id", "started", "data", *tables.COLUMNS]
+    tables.show([*rows, *gained], columns, text_columns=4, ends=len(rows))
+    if any(each.errors for each in comparisons):
+        click.echo(f"{tables.ERROR_NOTE}\n")
+    if len(runs) > 1 or gained:  # of runs that nobody asked to compare, only what can be compared
+        notes = [each.note for each in comparisons if each.note]
+        for note in notes if pairs else ["no gain: fewer than two of these runs were evaluated"]:
+            click.echo(f"{note}\n")
+        _show_parameters(chosen if len(runs) > 1 else [each for pair in pairs for each in reversed(pair)])
+
+
+def _show_parameters(compared: Sequence[PipelineRun]) -> None:
+    """Print the parameters in which runs differ."""
+    from rich.markup import escape
+
+    differing = [[escape(cell) for cell in row] for row in comparison.differing_parameters(compared)]
+    if len(compared) < 2 or not differing:
+        click.echo("No parameter differs.")
+        return
+    columns = ["parameter", *(escape(comparison.label(run)) for run in compared)]
+    click.echo("Parameters that differ:\n")
+    tables.show(differing, columns, text_columns=len(columns), ends=len(differing), wrap=True)
 
 
 def select(found: Sequence[PipelineRun], wanted: Sequence[str]) -> list[PipelineRun]:
-    """The runs of these names or beginnings of ids, newest first. Raises RamenError for one that matches nothing."""
+    """The runs of these names or beginnings of ids, in the order given, newest first for each.
+
+    Raises:
+        RamenError: a name or id matches no run.
+    """
+    chosen: dict[str, PipelineRun] = {}
     for text in wanted:
-        if not any(run.name == text or run.run_id.startswith(text) for run in found):
+        matching = {run.run_id: run for run in found if run.name == text or run.run_id.startswith(text)}
+        if not matching:
             names = ", ".join(sorted({run.name for run in found})) or "none yet: `ramen run` makes them"
             raise RamenError(f"no pipeline run {text!r} in MLflow; there are: {names}")
-    return [run for run in found if any(run.name == text or run.run_id.startswith(text) for text in wanted)]
+        chosen |= {run_id: run for run_id, run in matching.items() if run_id not in chosen}
+    return list(chosen.values())
 
 
 def _data(run: PipelineRun) -> str:
@@ -203,5 +245,11 @@ def _data(run: PipelineRun) -> str:
     return name if most == "0" else f"{name} {int(most):,}"
 
 
+def _name(run: PipelineRun) -> str:
+    """The name of a run, with its status unless it finished."""
+    return run.name if run.status == "FINISHED" else f"{run.name}, {run.status.lower()}"
+
+
 def _when(started: int) -> str:
-    return datetime.fromtimestamp(started / 1000).strftime("%Y-%m-%d %H:%M")
+    """Local time; the year is left out so that a row fits into 100 columns."""
+    return datetime.fromtimestamp(started / 1000).strftime("%m-%d %H:%M")

@@ -20,6 +20,8 @@ PLACEHOLDER = "[EMPTY]"
 
 CANDIDATES_FILE = "candidates.npy"
 GROUPS_FILE = "groups.npy"
+OWN_LABELS_FILE = "filters/own_labels.npz"
+TEST_GROUPS_FILE = "test_groups.npy"
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ class Problem:
         candidates: int64, ascending: the labels that compete at test (zero-shot); None = all.
         groups: int64 [N], the group of each training document where test documents were set aside by whole groups
             (siblings, sites, sessions), so that held-out ones are too; None = each document is its own.
+        own_labels: CSR N x L, the label that a training document is itself (see `filters`); None = self pairs are not
+            filtered.
+        test_groups: int64 [N'], the group of each test document, by which standard errors are clustered; numbered
+            separately from `groups`; None = each document is its own group.
         files: part, named as in `statistics.text_lists` and `relations` -> the user's file that it was read from, for
             messages; only where row i of the one is row i of the other. Not written.
     """
@@ -109,6 +115,8 @@ class Problem:
     anchor_sets: Mapping[str, AnchorSet] = field(default_factory=dict)
     candidates: NDArray[np.int64] | None = None
     groups: NDArray[np.int64] | None = None
+    own_labels: sp.csr_matrix | None = None
+    test_groups: NDArray[np.int64] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -141,6 +149,10 @@ class Problem:
             np.save(path / CANDIDATES_FILE, self.candidates)
         if self.groups is not None:
             np.save(path / GROUPS_FILE, self.groups)
+        if self.own_labels is not None:
+            write_csr(path / OWN_LABELS_FILE, self.own_labels)
+        if self.test_groups is not None:
+            np.save(path / TEST_GROUPS_FILE, self.test_groups)
         for name, anchors in self.anchor_sets.items():
             folder = path / "anchors" / name
             anchors.texts.write(folder / "texts.parquet")
@@ -170,6 +182,8 @@ class Problem:
             },
             candidates=_read_optional(path / CANDIDATES_FILE),
             groups=_read_optional(path / GROUPS_FILE),
+            own_labels=read_csr(path / OWN_LABELS_FILE) if (path / OWN_LABELS_FILE).is_file() else None,
+            test_groups=_read_optional(path / TEST_GROUPS_FILE),
         )
 
 

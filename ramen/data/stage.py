@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
+
 from ramen import config
-from ramen.artifacts import Draft
+from ramen.artifacts import Draft, write_text
 from ramen.data import sources
-from ramen.data.statistics import counts, headline
+from ramen.data.filters import apply_rule
+from ramen.data.statistics import counts, headline, statistics
 from ramen.data.subset import hide_labels
 from ramen.data.validation import validate
 from ramen.errors import DataError, warn
@@ -37,6 +42,11 @@ def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, fl
         warn(warning)
     if not problem.anchor_sets:
         warn(f"{data.path}: no anchor sets, so there are no graphs to train with")
+    problem, filtered = apply_rule(problem, data.filter_self)
+    print(f"filtered pairs: {filtered}", file=sys.stderr, flush=True)
+    facts = statistics(problem) | {"filtered_pairs": asdict(filtered)}
+    write_text(folder / "statistics.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
     problem.write(dataset.path)
-    dataset.counts.update(counts(problem))
-    return headline(problem)
+    dataset.counts.update(counts(problem) | {"filtered_pairs": asdict(filtered)})
+    found = {key: float(value) for key, value in asdict(filtered).items() if key != "identity"}
+    return headline(problem) | {f"filtered/{key}": value for key, value in found.items()}

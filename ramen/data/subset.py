@@ -58,6 +58,7 @@ def restrict(problem: Problem, train: NDArray[np.bool_], test: NDArray[np.bool_]
         filter_test=problem.filter_test[test][:, labels],
         anchor_sets=sets,
         groups=None if problem.groups is None else problem.groups[train],
+        test_groups=None if problem.test_groups is None else problem.test_groups[test],
         files={},
     )
 
@@ -94,6 +95,7 @@ def hide_labels(problem: Problem, fraction: float, *, seed: int) -> Problem:
         y_test=y_test[kept],
         filter_train=_nonzero(problem.filter_train @ seen),
         filter_test=problem.filter_test[kept],
+        test_groups=None if problem.test_groups is None else problem.test_groups[kept],
         candidates=np.flatnonzero(unseen),
         anchor_sets=sets,
         files={},

@@ -14,7 +14,6 @@ import contextlib
 import datetime as dt
 import hashlib
 import io
-import json
 import logging
 import os
 import re
@@ -29,10 +28,9 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from ramen.artifacts import write_text
 from ramen.data.dataset import PLACEHOLDER, Problem
 from ramen.data.identity import shared_uids
-from ramen.data.statistics import relations, statistics, text_lists
+from ramen.data.statistics import relations, text_lists
 from ramen.errors import Problem as Defect
 
 _TIMESTAMP = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
@@ -106,7 +104,7 @@ class Report:
 
 
 def validate(problem: Problem, folder: Path) -> Report:
-    """Assert all rules; write `index.html` (Data Docs) and `statistics.json` under `folder`.
+    """Assert all rules; write `index.html` (Data Docs) under `folder`.
 
     Nothing is raised for broken data: the caller decides, with the report at hand.
     """
@@ -123,8 +121,6 @@ def validate(problem: Problem, folder: Path) -> Report:
         if count > len(rows):
             target.append(replace(target[-1], expected=f"and {count - len(rows):,} more like it", mend="", line=None))
     _make_reproducible(folder)
-    if not report.critical:
-        write_text(folder / "statistics.json", json.dumps(statistics(problem), indent=1, sort_keys=True) + "\n")
     return report
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from ramen import config
 from ramen.artifacts import Artifact
 from ramen.data.dataset import Problem
-from ramen.evaluation.metrics import Ints
+from ramen.evaluation.metrics import PEER, Ints
 from ramen.evaluation.predictions import PREDICTIONS, Ranking
 from ramen.evaluation.report import GraphFacts, Item, Report, Sample
+from ramen.evaluation.uncertainty import GAIN, GAIN_SE, Gain
 from ramen.graph.metadata import read_graphs
 
 SHOWN = 5
@@ -53,8 +54,9 @@ def gather(
     model: Artifact,
     pruned_graph: Artifact,
     base: Artifact | None,
+    gained: Mapping[str, Gain],
 ) -> Report:
-    """Everything the report needs; `base` is the evaluation of the base run."""
+    """Everything the report needs; `base` is the evaluation of the base run, `gained` what this run gains over it."""
     num_test, num_labels = problem.shape[1:]
     base_bins = None if base is None else _base_bins(base, measured.bins)
     note = (
@@ -73,10 +75,21 @@ def gather(
         facts=_facts(problem, scoring, model),
         base=None if base is None else base_metrics(base),
         base_bins=base_bins,
+        gains=gained,
+        error_note=_error_note(problem),
         history=_history(model.path),
         graphs=_graph_facts(pruned_graph.path),
         samples=_samples(problem, ranking, measured.frequency, scoring.samples, base),
     )
+
+
+def _error_note(problem: Problem) -> str:
+    """How the standard errors are computed."""
+    documents = f"{len(problem.test):,} test documents"
+    if problem.test_groups is None:
+        return f"paired over the {documents}, each taken as independent"
+    groups = len(np.unique(problem.test_groups))
+    return f"paired over the {documents} and clustered by their {groups:,} groups"
 
 
 def unlabelled(problem: Problem) -> int:
@@ -100,9 +113,9 @@ def _facts(problem: Problem, scoring: config.Scoring, model: Artifact) -> list[t
 
 
 def base_metrics(base: Artifact) -> dict[str, float]:
-    """The metrics of a base run, without those of its own base."""
+    """The metrics of a base run, without those of its own base and of its peers."""
     metrics = json.loads((base.path / "metrics.json").read_text(encoding="utf-8"))
-    return {key: value for key, value in metrics.items() if not key.startswith("base/")}
+    return {key: value for key, value in metrics.items() if not key.startswith(("base/", PEER, GAIN, GAIN_SE))}
 
 
 def _base_bins(base: Artifact, bins: Bins) -> Bins | None:

@@ -30,6 +30,8 @@ DEPTH = 100
 """Ranks that `flat` needs."""
 ENCODER = "encoder/"
 """Before the name of a metric: by the texts' vectors alone, without label context and classifiers."""
+PEER = "peers/"
+"""Before the name of a peer and of its metric."""
 
 REPORTED = {
     "p": (1, 3, 5),
@@ -322,7 +324,7 @@ def evaluate(indices: NDArray[Any], y: sp.csr_matrix, inv_p: Floats) -> Curves:
     return {name: values[0] for name, values in curves.items()}
 
 
-BY_DOCUMENT = {"p": (1, 5), "psp": (1, 5), "r": (100,)}
+BY_DOCUMENT = {"p": (1, 3, 5), "n": (5,), "psp": (1, 3, 5), "psn": (5,), "r": (10, 100), "label_r": (100,)}
 """Metrics that `by_document` takes apart, with depths."""
 
 
@@ -339,26 +341,89 @@ def by_document(
 
     Returns:
         float64 [N'] in percent under the keys of metrics.json (`p_at_1`, `tail/p_at_1`, ...); the mean over documents
-        is the metric, for PSP too (its denominator is a mean over all documents).
+        is the metric, for ratios of means too: their denominators, see `document_weights`, are means over all
+        documents. No `label_r_at_k` of a slice whose labels occur in no test document.
     """
     num_rows, depth = indices.shape
-    row, _ = pairs(y)
-    share = 1.0 / np.maximum(np.bincount(row, minlength=num_rows), 1)
     found = find_hits(indices, y)
-    weights = {"p": np.ones(len(found.row)), "psp": inv_p[found.label], "r": share[found.row]}
-    within = {"": np.ones(y.shape[1], bool)} | {
-        f"{name}/": np.isin(np.arange(y.shape[1]), labels) for name, labels in slices.items()
-    }
+    denominators = _denominators(y, inv_p, slices, depth)
+    parts = {name: labels[found.label] for name, labels in _masks(slices, y.shape[1]).items()}
     out = {}
-    for metric, depths in BY_DOCUMENT.items():
-        for k in (k for k in depths if k <= depth):
-            scale = 100.0 / k if metric == "p" else 100.0
-            if metric == "psp":
-                scale *= num_rows / max(float(inv_p[_best(y, inv_p, k).label].sum()), 1e-300)
-            for name, inside in within.items():
-                counted = (found.rank < k) & inside[found.label]
-                sums = np.bincount(found.row[counted], weights[metric][counted], num_rows)
-                out[f"{name}{metric}_at_{k}"] = np.asarray(scale * sums, np.float64)
+    for metric, k in _depths(depth):
+        weight = _weight(metric, k, found, y, inv_p)
+        for name, inside in parts.items():
+            total = float(num_rows)
+            if metric in _RATIOS:
+                total = float(denominators[f"{name if metric == 'label_r' else ''}{metric}_at_{k}"].sum())
+            if total == 0.0 and metric == "label_r":
+                continue
+            counted = (found.rank < k) & inside
+            sums = _totals(found.row[counted], weight[counted], num_rows)
+            out[f"{name}{metric}_at_{k}"] = sums * (100.0 * num_rows / total if total else 0.0)
+    return out
+
+
+def document_weights(
+    y: sp.csr_matrix, inv_p: Floats, slices: Mapping[str, NDArray[Any]], depth: int = DEPTH
+) -> dict[str, Floats]:
+    """Shares of the documents in the denominators of the metrics that are ratios of means.
+
+    PSP and PSnDCG are divided by the score of the best ranking, label-averaged recall by the number of labels tested: a
+    document counts 1 / N_l for each of its labels l, N_l the label's test documents.
+
+    Args:
+        y, inv_p, slices: as for `by_document`.
+        depth: K of the rankings.
+
+    Returns:
+        Metric -> float64 [N'], mean 1. A slice of PSP and PSnDCG has the denominator of the whole and no key.
+    """
+    found = _denominators(y, inv_p, slices, depth)
+    return {key: values / values.mean() for key, values in found.items() if values.any()}
+
+
+_RATIOS = ("psp", "psn", "label_r")
+"""Metrics whose denominator differs between documents."""
+
+
+def _depths(depth: int) -> list[tuple[str, int]]:
+    return [(metric, k) for metric, depths in BY_DOCUMENT.items() for k in depths if k <= depth]
+
+
+def _masks(slices: Mapping[str, NDArray[Any]], num_labels: int) -> dict[str, NDArray[np.bool_]]:
+    """Prefix of a slice's keys -> its labels, bool [L]; the first is the whole."""
+    parts = {f"{name}/": np.isin(np.arange(num_labels), labels) for name, labels in slices.items()}
+    return {"": np.ones(num_labels, bool)} | parts
+
+
+def _weight(metric: str, k: int, hits: Hits, y: sp.csr_matrix, inv_p: Floats) -> Floats:
+    """What a hit within the first k adds to the numerator of its document, [H]; hits further down have any value."""
+    relevant = np.diff(_canonical(y).indptr)[hits.row]
+    if metric == "p":
+        return np.full(len(hits.row), 1.0 / k)
+    if metric == "psp":
+        return inv_p[hits.label]
+    if metric == "r":
+        return np.asarray(1.0 / relevant, np.float64)
+    if metric == "label_r":
+        return np.asarray(1.0 / np.bincount(pairs(y)[1], minlength=y.shape[1])[hits.label], np.float64)
+    discount = 1.0 / np.log2(np.arange(k) + 2.0)
+    share = discount[np.minimum(hits.rank, k - 1)] / discount.cumsum()[np.minimum(relevant, k) - 1]
+    return np.asarray(share * (inv_p[hits.label] if metric == "psn" else 1.0), np.float64)
+
+
+def _denominators(y: sp.csr_matrix, inv_p: Floats, slices: Mapping[str, NDArray[Any]], depth: int) -> dict[str, Floats]:
+    """What each document adds to the denominators of `_RATIOS`, [N']; slices have one of their own for recall only."""
+    out = {}
+    row, label = pairs(y)
+    tested = np.bincount(label, minlength=y.shape[1])
+    for metric, k in _depths(depth):
+        if metric == "label_r":
+            for name, inside in _masks(slices, y.shape[1]).items():
+                out[f"{name}{metric}_at_{k}"] = _totals(row, inside[label] / tested[label], y.shape[0])
+        elif metric in _RATIOS:
+            best = _best(y, inv_p, k)
+            out[f"{metric}_at_{k}"] = _totals(best.row, _weight(metric, k, best, y, inv_p), y.shape[0])
     return out
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from ramen.evaluation.figures import edges_figure, quantile_figure, training_figure
+from ramen.evaluation.metrics import PEER
 from ramen.evaluation.template import PAGE, STYLE
+from ramen.evaluation.uncertainty import Gain
 
 COLUMNS = {
     "P@1": "p_at_1",
@@ -31,6 +33,8 @@ CARDS = {
     "R@100": "r_at_100",
     "Tail, label-averaged R@100": "tail/label_r_at_100",
 }
+PEER_NAMES = {"tfidf": "TF-IDF", "untrained": "Untrained encoder"}
+"""Peer -> its name in the table."""
 SLICES = ("head", "torso", "tail")
 Table = Mapping[str, Mapping[str, float]]
 
@@ -83,6 +87,8 @@ class Report:
         bins_note: how the bins were cut.
         facts: name and value pairs: counts, propensity parameters, settings.
         base, base_bins: the same of the base run; None = no base, or bins that do not match.
+        gains: metric -> gain over the base with its standard error.
+        error_note: how the standard errors are computed.
         history: records of history.json; missing keys leave gaps.
     """
 
@@ -94,6 +100,8 @@ class Report:
     facts: Sequence[tuple[str, str]]
     base: Mapping[str, float] | None = None
     base_bins: Table | None = None
+    gains: Mapping[str, Gain] = field(default_factory=dict)
+    error_note: str = ""
     history: Sequence[Mapping[str, Any]] = ()
     graphs: Sequence[GraphFacts] = ()
     samples: Sequence[Sample] = field(default=())
@@ -124,7 +132,9 @@ def render(report: Report, images: Mapping[str, bytes]) -> str:
         cards=[{"name": name, **_cell(report, key)} for name, key in CARDS.items()],
         columns=[{"title": title, "split": key.startswith("label_")} for title, key in COLUMNS.items()],
         rows=[_row(report, name) for name in ("overall", *SLICES)],
+        peers=[_peer(report, name) for name in PEER_NAMES if f"{PEER}{name}/p_at_1" in report.metrics],
         has_base=report.base is not None,
+        error_note=report.error_note,
         bins_note=report.bins_note,
         images={"training": None, "edges": None} | inlined,
         pruned=any(record.get("phase") == "retrain" for record in report.history),
@@ -140,18 +150,26 @@ def _row(report: Report, name: str) -> dict[str, Any]:
     return {"name": name.capitalize(), "labels": f"{report.labels[name]:,}", "cells": cells}
 
 
+def _peer(report: Report, name: str) -> dict[str, Any]:
+    """A peer's overall figures, without a difference to the base."""
+    alone = replace(report, base=None)
+    cells = [{**_cell(alone, f"{PEER}{name}/{key}"), "split": key.startswith("label_")} for key in COLUMNS.values()]
+    return {"name": PEER_NAMES[name], "cells": cells}
+
+
 def _cell(report: Report, key: str) -> dict[str, Any]:
-    """A number with its difference to the base."""
+    """A number with its gain over the base: "up" or "down" from two standard errors, else "even", shown grey."""
     value = report.metrics.get(key)
     if value is None:
         return {"text": "–", "delta": None, "sign": "even"}
     base = None if report.base is None else report.base.get(key)
     if base is None:
         return {"text": f"{value:.2f}", "delta": None, "sign": "even"}
-    difference = round(value - base, 2)
-    sign = "up" if difference > 0 else "down" if difference < 0 else "even"
-    delta = f"{difference:+.2f}".replace("-", "−") if difference else "±0.00"
-    return {"text": f"{value:.2f}", "delta": delta, "sign": sign}
+    gain = report.gains.get(key, Gain(value - base, None))
+    sign = "even" if not gain.significant else "up" if gain.points > 0 else "down"
+    points = f"{round(gain.points, 2) + 0.0:+.2f}".replace("-", "−")
+    error = "" if gain.error is None else f" ±{gain.error:.2f}"
+    return {"text": f"{value:.2f}", "delta": points + error, "sign": sign}
 
 
 def _graph(graph: GraphFacts) -> dict[str, str]:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Mapping
+import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ramen import config
-from ramen.artifacts import Artifact, Draft, open_artifact, write_json, write_text
+from ramen.artifacts import Artifact, Draft, open_artifact, write_text
 from ramen.data.dataset import Problem
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_trained
-from ramen.errors import ArtifactError, DataError
+from ramen.errors import ArtifactError, DataError, RamenError, warn
 from ramen.errors import Problem as Defect
-from ramen.evaluation.contents import Measured, gather, unlabelled
+from ramen.evaluation.contents import gather
 from ramen.evaluation.figures import png
-from ramen.evaluation.metrics import DEPTH, ENCODER, apply_filter, inverse_propensity, label_recall
+from ramen.evaluation.measuring import counts, measure_ranking, write_tables
+from ramen.evaluation.metrics import DEPTH, ENCODER, PEER, REPORTED, apply_filter
 from ramen.evaluation.metrics import evaluate as measure
+from ramen.evaluation.per_document import from_evaluation, from_ranking
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
-from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, overall_and_thirds
-from ramen.evaluation.report import SLICES, make_figures, render
+from ramen.evaluation.report import make_figures, render
+from ramen.evaluation.uncertainty import PER_DOCUMENT, flat_gains, gains
 from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges
+from ramen.peers import PEERS, Task
+from ramen.peers.evaluating import rank_test_documents
 from ramen.retrieval import search
 from ramen.tracking import Tracker
 
@@ -44,11 +45,13 @@ def evaluate(
     """Evaluate a model on the test documents.
 
     Writes metrics.json, propensity.json, quantiles.csv, plots/quantiles.csv (bin, metric, value),
-    predictions.parquet, figures/*.png and report.html; encoder_predictions.parquet for a model with label context or
-    classifiers. Test documents without a label are kept and count 0, as in pyxclib (FN alone leaves them out).
+    predictions.parquet, per_document.parquet (contributions to the metrics), figures/*.png and report.html;
+    encoder_predictions.parquet for a model with label context or classifiers. Test documents without a label are kept
+    and count 0, as in pyxclib (FN alone leaves them out).
 
     Returns:
-        Overall and slice metrics in percent; metrics.json also holds the base's under `base/`.
+        Overall and slice metrics in percent; with a base also `gain/METRIC` and its standard error `gain_se/METRIC`.
+        metrics.json also holds the base's metrics under `base/`.
 
     Raises:
         DataError: there is no test document, or none has a label.
@@ -62,17 +65,24 @@ def evaluate(
     base = _open_base(scoring, dataset)
     alone, fused = _retrieve(problem, model, encoder, scoring)
     ranking = fused or alone
-    measured = _measure(problem, ranking, scoring)
+    measured = measure_ranking(problem, ranking, scoring)
     if fused:  # as published NGAME figures are; those of the encoder alone belong beside
-        theirs = _measure(problem, alone, scoring).metrics
+        theirs = measure_ranking(problem, alone, scoring).metrics
         measured.metrics.update({f"{ENCODER}{key}": value for key, value in theirs.items()})
-    report = gather(problem, ranking, measured, scoring, model, pruned_graph, base)
+    documents = from_ranking(
+        problem, ranking.indices, scoring.propensity_a, scoring.propensity_b, {"dataset": dataset.digest}
+    )
+    gained = gains(documents, from_evaluation(problem, base.path)) if base else {}
+    measured.metrics.update(flat_gains(gained))
+    measured.metrics.update(_peers(problem, encoder, scoring))
+    report = gather(problem, ranking, measured, scoring, model, pruned_graph, base, gained)
 
     if scoring.links:
         measured.metrics.update(_links(problem, model, encoder, scoring))
 
-    _write_tables(evaluation.path, problem, measured, scoring, report.base)
+    write_tables(evaluation.path, problem, measured, scoring, report.base)
     write_predictions(evaluation.path / PREDICTIONS, problem, ranking, scoring.chunk)
+    documents.write(evaluation.path / PER_DOCUMENT)
     if fused:
         write_predictions(evaluation.path / ENCODER_PREDICTIONS, problem, alone, scoring.chunk)
     figures = make_figures(report)
@@ -81,7 +91,7 @@ def evaluate(
     for name, image in images.items():
         (evaluation.path / "figures" / f"{name}.png").write_bytes(image)
     write_text(evaluation.path / "report.html", render(report, images))
-    evaluation.counts.update(_counts(problem, measured, scoring))
+    evaluation.counts.update(counts(problem, measured, scoring) | {"test_groups": documents.group_count})
     if base:
         evaluation.counts["base"] = base.digest
     return measured.metrics
@@ -121,6 +131,23 @@ def _retrieve(
     return ranking(labels), fused
 
 
+def _peers(problem: Problem, encoder: config.Encoder, scoring: config.Scoring) -> dict[str, float]:
+    """Overall metrics of each peer as `peers/NAME/KEY`; a peer that cannot run is left out with a warning."""
+    metrics = {}
+    for name in scoring.peers:
+        try:
+            with tempfile.TemporaryDirectory() as work:
+                task = Task(problem, encoder, config.Training(), scoring, Path(work))
+                ranking = rank_test_documents(task, PEERS[name].fit(task))
+        except RamenError as error:
+            warn(f"peer {name} is left out of the evaluation: {error}")
+            continue
+        found = measure_ranking(problem, ranking, scoring).metrics
+        keys = [f"{metric}_at_{k}" for metric, depths in REPORTED.items() for k in depths]
+        metrics.update({f"{PEER}{name}/{key}": found[key] for key in keys})
+    return metrics
+
+
 def _links(problem: Problem, model: Artifact, encoder: config.Encoder, scoring: config.Scoring) -> dict[str, float]:
     """Link prediction: R@100 of the training documents' raw anchors among all anchors of the set.
 
@@ -143,55 +170,3 @@ def _links(problem: Problem, model: Artifact, encoder: config.Encoder, scoring: 
         recall = measure(found, linked[rows], np.ones(linked.shape[1]))["r"][DEPTH - 1]
         metrics[f"links/{name}_r_at_100"] = 100.0 * float(recall)
     return metrics
-
-
-def _measure(problem: Problem, ranking: Ranking, scoring: config.Scoring) -> Measured:
-    indices, y = ranking.indices, problem.y_test
-    frequency = np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
-    inv_p = inverse_propensity(problem.y_train, scoring.propensity_a, scoring.propensity_b)
-    thirds = head_torso_tail(frequency)
-    cut = equi_volume_bins(frequency, scoring.quantiles, scoring.quantile_rule)
-    bins = {str(i): labels for i, labels in enumerate((labels for labels in cut if len(labels)), 1)}
-    metrics = overall_and_thirds(indices, y, inv_p, frequency)
-    metrics |= {f"label_r_at_{k}": 100.0 * float(np.nanmean(label_recall(indices, y, k))) for k in LABEL_DEPTHS}
-    sizes = {"overall": len(frequency)} | {name: len(labels) for name, labels in thirds.items()}
-    return Measured(metrics, by_bin(indices, y, inv_p, frequency, bins), frequency, sizes)
-
-
-def _counts(problem: Problem, measured: Measured, scoring: config.Scoring) -> dict[str, Any]:
-    num_train, num_test, num_labels = problem.shape
-    return {
-        "train_documents": num_train,
-        "test_documents": num_test,
-        "test_documents_without_label": unlabelled(problem),
-        "labels": num_labels,
-        **{f"{name}_labels": measured.sizes[name] for name in SLICES},
-        "propensity_a": scoring.propensity_a,
-        "propensity_b": scoring.propensity_b,
-    }
-
-
-def _write_tables(
-    path: Path,
-    problem: Problem,
-    measured: Measured,
-    scoring: config.Scoring,
-    base: Mapping[str, float] | None,
-) -> None:
-    metrics = measured.metrics | {f"base/{key}": value for key, value in (base or {}).items()}
-    propensity = {"a": scoring.propensity_a, "b": scoring.propensity_b, "N": problem.shape[0]}
-    write_json(path / "metrics.json", metrics)
-    write_json(path / "propensity.json", propensity)
-    columns = list(dict.fromkeys(key for row in measured.bins.values() for key in row))
-    wide = [[name, *(row.get(key, "") for key in columns)] for name, row in measured.bins.items()]
-    long = [[name, key, value] for name, row in measured.bins.items() for key, value in row.items() if "_at_" in key]
-    write_text(path / "quantiles.csv", _csv(["bin", *columns], wide))
-    write_text(path / "plots" / "quantiles.csv", _csv(["bin", "metric", "value"], long))
-
-
-def _csv(header: list[str], rows: Iterable[list[Any]]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return stream.getvalue()

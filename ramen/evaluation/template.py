@@ -20,11 +20,12 @@ section { padding: 22px 24px; margin-top: 18px; }
 .card .value { font-size: 29px; font-weight: 650; line-height: 1.25; }
 .card .delta { font-size: 13px; }
 table { border-collapse: collapse; width: 100%; margin: 10px 0 8px; font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 9px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: 7px 8px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-size: 12.5px; color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
 thead th { border-bottom: 2px solid var(--rule); }
 tr.overall td { font-weight: 650; }
+tr.peer td { color: var(--soft); }
 tr:last-child td { border-bottom: 0; }
 td .delta { display: block; font-size: 11.5px; font-weight: 500; line-height: 1.3; }
 .up { color: var(--good); }
@@ -61,7 +62,9 @@ dd { margin: 0; overflow-wrap: anywhere; }
   body { background: #fff; font-size: 11px; }
   main { max-width: none; padding: 0; }
   section { padding: 12px 14px; margin-top: 10px; }
-  th, td { padding: 4px 5px; font-size: 10.5px; }
+  th, td { padding: 4px 3px; font-size: 10.5px; }
+  th { font-size: 9.5px; }
+  td .delta { font-size: 8.5px; }
   .note, ol, dl { font-size: 10.5px; }
   .card, .sample, figure, tr { break-inside: avoid; }
   h2 { break-after: avoid; }
@@ -115,12 +118,22 @@ PAGE = """<!doctype html>
 {% endfor %}
 </tr>
 {% endfor %}
+{% for row in peers %}
+<tr class="peer"><td>{{ row.name }}</td><td></td>
+{% for cell in row.cells %}
+<td{{ rule(cell) }}>{{ cell.text }}</td>
+{% endfor %}
+</tr>
+{% endfor %}
 </tbody></table>
-<p class="note">All numbers in percent{% if has_base %}; small numbers are differences to the base{% endif %}.
+<p class="note">All numbers in percent.{% if has_base %} Small numbers are gains over the base ± their standard error,
+{{ error_note }}; gains below two standard errors are grey.{% endif %}
+
 Head, torso and tail each hold about a third of the training pairs. Left of the rule their rows are contributions: hits
 of the group's labels in the full ranking, normalised as overall, so that the three add up to the first row. Label R@100
 is the recall of each label, averaged over the group's labels that occur in the test set: 100 is the best in every row.
-Test documents without a label count as 0.</p>
+Test documents without a label count as 0.{% if peers %} TF-IDF and the untrained encoder rank the same labels for the
+same documents.{% endif %}</p>
 </section>
 
 <section>

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen.base.sampling import scatter
 from ramen.graph.metadata import Graph
 
 
@@ -51,7 +52,7 @@ def edge_cosines(graph: Graph, rows: Vectors, anchors: Vectors, chunk: int = 1 <
 
 
 def random_cosines(
-    graph: Graph, rows: Vectors, anchors: Vectors, count: int, rng: np.random.Generator
+    graph: Graph, rows: Vectors, anchors: Vectors, count: int, rng: np.random.Generator, known: Graph | None = None
 ) -> NDArray[np.float32]:
     """Cosines of random pairs of a graph: what an edge's cosine would be if it meant nothing.
 
@@ -66,6 +67,7 @@ def random_cosines(
         anchors: float32 [M, D], unit norm.
         count: pairs drawn.
         rng: draws them.
+        known: a graph that `graph` is part of; its edges are left out too.
 
     Returns:
         float32 [pairs without an edge], empty if every row has every anchor.
@@ -73,24 +75,41 @@ def random_cosines(
     row_of = graph.rows()
     row = row_of[rng.integers(0, graph.num_edges, count)]
     anchor = graph.indices[rng.integers(0, graph.num_edges, count)]
-    apart = np.asarray(graph.csr()[row, anchor]).ravel() == 0
+    apart = np.asarray((known or graph).csr()[row, anchor]).ravel() == 0
     return np.asarray(np.einsum("ed,ed->e", rows[row[apart]], anchors[anchor[apart]]), np.float32)
-
-
-def prune(graph: Graph, cosines: NDArray[np.float32], threshold: float) -> Graph:
-    """Keep the edges whose cosine is strictly greater than `threshold`."""
-    return graph.select(cosines > np.float32(threshold))
-
-
-def jaccard(a: Graph, b: Graph) -> float:
-    """Edges in both over edges in either; 1 for two empty graphs."""
-    edges_a, edges_b = (graph.rows().astype(np.int64) * graph.shape[1] + graph.indices for graph in (a, b))
-    both = len(np.intersect1d(edges_a, edges_b, assume_unique=True))
-    either = len(edges_a) + len(edges_b) - both
-    return both / either if either else 1.0
 
 
 def lonely_rows(whole: Graph, part: Graph) -> float:
     """Share of the rows with an edge in `whole` that have none left in `part`."""
     had = np.diff(whole.indptr) > 0
     return float((np.diff(part.indptr)[had] == 0).mean()) if had.any() else 0.0
+
+
+def drawable_edges(
+    graph: Graph, most: NDArray[np.int64], weights: NDArray[np.float64] | None, key: int
+) -> NDArray[np.bool_]:
+    """A sample of each row's edges, by the weights that steps draw with: bool [E].
+
+    A step draws one anchor per row, so of a row with thousands of anchors a round uses a handful. Rows with common
+    anchors tend to get the same ones (the race of `base.sampling.SharedSampler`), so few anchors need a vector.
+
+    Args:
+        graph: E edges.
+        most: int64 [rows], edges per row at most; a row with fewer keeps all.
+        weights: float64 [anchors], positive; None = uniform.
+        key: of the race.
+    """
+    counts = np.diff(graph.indptr)
+    rows = graph.rows()
+    chosen = np.asarray(most[rows] > 0)
+    contested = np.flatnonzero((counts > most)[rows] & chosen)
+    if not len(contested):
+        return chosen
+    anchors, row = graph.indices[contested].astype(np.int64), rows[contested]
+    uniform = (scatter(anchors, key) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
+    time = -np.log(uniform) if weights is None else -np.log(uniform) / weights[anchors]
+    order = np.lexsort((anchors, time, row))
+    first = np.searchsorted(row[order], row[order])  # rows stand together: the place where each begins
+    late = np.arange(len(order)) - first >= most[row[order]]
+    chosen[contested[order[late]]] = False
+    return chosen

@@ -1,8 +1,9 @@
 """Studies for `ramen ablate`: data only, one YAML file each, and what reads them.
 
 A study has a `title`, and `rows`: a `name`, assignments `set` over the configuration asked for, and optionally
-`against`, the row it is compared with. `rows_per_anchor_set` is a row for each anchor set of the data, with `{set}` in
-its texts. `published` names tables of presets/published.csv that ask the same.
+`against`, the row it is compared with. A row with `peer` evaluates one of `ramen.peers` instead of training; `time_of`
+names the row whose training time the peer gets. `rows_per_anchor_set` is a row for each anchor set of the data, with
+`{set}` in its texts. `published` names tables of presets/published.csv that ask the same.
 """
 
 from __future__ import annotations
@@ -20,16 +21,25 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 FIELDS = {"title", "rows", "rows_per_anchor_set", "published"}
-ROW_FIELDS = {"name", "set", "against"}
+ROW_FIELDS = {"name", "set", "against", "peer", "time_of"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a study: a name, assignments `section.key=value`, and the row it is compared with ("" = none)."""
+    """One line of a study.
+
+    Attributes:
+        sets: assignments `section.key=value`.
+        against: the row it is compared with; "" = none.
+        peer: name in `ramen.peers.PEERS`; "" = a training run.
+        time_of: the row above whose training time the peer gets; "" = no time limit.
+    """
 
     name: str
     sets: tuple[str, ...]
     against: str = ""
+    peer: str = ""
+    time_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,13 +69,19 @@ class Study:
         Returns:
             The study, and the rows left out -> the row that each repeats.
         """
-        of = {row.name: config_of(row) for row in self.rows}
+        of = {row.name: (row.peer, config_of(row)) for row in self.rows}
         repeats: dict[str, str] = {}
         for row in self.rows:
             if of[row.name] == of.get(row.against):
                 repeats[row.name] = repeats.get(row.against, row.against)
         kept = [
-            replace(row, against=repeats.get(row.against, row.against)) for row in self.rows if row.name not in repeats
+            replace(
+                row,
+                against=repeats.get(row.against, row.against),
+                time_of=repeats.get(row.time_of, row.time_of),
+            )
+            for row in self.rows
+            if row.name not in repeats
         ]
         return replace(self, rows=tuple(kept)), repeats
 
@@ -109,6 +125,9 @@ def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
     lost = {row.against for row in rows if row.against} - set(names)
     if lost and (anchor_sets or not per_set):
         raise ConfigError(f"{path}: `against: {sorted(lost)[0]}` names no row; there are {', '.join(names)}")
+    for number, row in enumerate(rows):
+        if row.time_of and row.time_of not in names[:number]:
+            raise ConfigError(f"{path}: row {row.name!r}: `time_of: {row.time_of}` names no row above it")
     return Study(path.stem, title, tuple(rows), per_set, tuple(tree.get("published") or ()))
 
 
@@ -119,4 +138,5 @@ def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:
     if isinstance(tree.get("set"), str):
         raise ConfigError(f"row {tree.get('name', '?')!r}: set: expected a list, as in [{tree['set']}]")
     sets = tuple(str(text).replace("{set}", anchor_set) for text in tree.get("set") or [])
-    return Row(str(tree["name"]).replace("{set}", anchor_set), sets, str(tree.get("against", "")))
+    others = {key: str(tree.get(key, "")) for key in ("against", "peer", "time_of")}
+    return Row(str(tree["name"]).replace("{set}", anchor_set), sets, **others)

@@ -3,6 +3,7 @@
 mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tracking off.
 """
 
+from ramen.tracking.evaluations import Evaluated, fetch_evaluations
 from ramen.tracking.journal import environment_defaults
 from ramen.tracking.protocol import NullTracker, Tracker
 from ramen.tracking.runs import (
@@ -21,10 +22,12 @@ from ramen.tracking.runs import (
 
 __all__ = [
     "SWITCH_ENV",
+    "Evaluated",
     "NullTracker",
     "PipelineRun",
     "Tracker",
     "environment_defaults",
+    "fetch_evaluations",
     "flat_params",
     "list_pipeline_runs",
     "open_tracker",

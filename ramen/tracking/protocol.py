@@ -17,6 +17,12 @@ class Tracker(Protocol):
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Record metrics, at a step if there is one."""
 
+    def curve(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record points of curves, by global step, on this run and on its pipeline's parent.
+
+        A curve has a name that no summary has: a summary has no step, which MLflow draws as step 0.
+        """
+
     def headline(self, metrics: Mapping[str, float]) -> None:
         """Record metrics on this run and on its pipeline's parent, so that pipelines compare row by row."""
 
@@ -44,6 +50,7 @@ class NullTracker:
 
     def params(self, values: Mapping[str, Any]) -> None: ...
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None: ...
+    def curve(self, metrics: Mapping[str, float], step: int) -> None: ...
     def headline(self, metrics: Mapping[str, float]) -> None: ...
     def tags(self, values: Mapping[str, str]) -> None: ...
     def dataset(self, name: str, digest: str, source: str) -> None: ...

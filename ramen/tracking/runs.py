@@ -346,6 +346,10 @@ class MlflowTracker:
         """Record finite values; a value that is not finite would spoil the chart and is tagged instead."""
         self._log(self.id, metrics, step)
 
+    def curve(self, metrics: Mapping[str, float], step: int) -> None:
+        for run in self._lineage():
+            self._log(run, metrics, step)
+
     def headline(self, metrics: Mapping[str, float]) -> None:
         for run in self._lineage():
             self._log(run, metrics, None)

@@ -44,6 +44,9 @@ class Position:
         history: one record per finished epoch (see `loop.Trainer.run_epochs`).
         rounds: one record per pruning round.
         bandit: state of the bandit, {} without one.
+        decay_start: global step from which the learning rate decays (`plan.Plan`); -1 = it does not yet.
+        decay_steps: steps of the decay.
+        seconds: that training has taken, counted for `training.max_minutes` only.
     """
 
     epoch: int = 0
@@ -54,6 +57,9 @@ class Position:
     history: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     bandit: dict[str, Any] = field(default_factory=dict)
+    decay_start: int = -1
+    decay_steps: int = 0
+    seconds: float = 0.0
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

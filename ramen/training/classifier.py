@@ -150,7 +150,7 @@ def _fuse(
     share = float(SHARES[gain.mean(1).argmax()])
     rows = documents_ND[held_out.documents]
     found = {
-        f"{name}/val_p_at_1": held_out.p_at_1(rows, np.asarray(fused(labels_LD, weight, each), np.float32))
+        f"{name}/val_p_at_1": held_out.quality(rows, np.asarray(fused(labels_LD, weight, each), np.float32)).p_at_1
         for name, each in (("unclassified", 0.0), ("classifier", 1.0), ("fused", share))
     }
     return share, found

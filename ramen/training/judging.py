@@ -16,7 +16,9 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.base.sampling import keyed_rng
+from ramen.data.filters import without
 from ramen.errors import warn
+from ramen.training.loop import count_above
 from ramen.training.session import Session
 
 Vectors = NDArray[np.float32]
@@ -25,8 +27,6 @@ DOCUMENTS = 2000
 """Held-out documents asked at most."""
 FEWEST = 20
 """And at least: fewer agree by chance too often, and one of them has no error at all."""
-FEW = 100
-"""Labels of a document up to which all scores are compared with each of theirs, one by one, rather than sorted in."""
 CHUNK = 1 << 25
 """Scores held at a time (128 MB)."""
 
@@ -63,7 +63,7 @@ class Judges:
             Interrupted: asked to stop; a checkpoint was saved.
         """
         rng, problem, held_out = keyed_rng(session.training.seed, "context"), session.problem, session.validation
-        positives = problem.positives
+        positives = without(problem.y_train, session.ignored)
         rows = held_out.documents[np.diff(positives.indptr)[held_out.documents] > 0]
         if len(rows) < FEWEST:
             few = f"{otherwise}: {len(rows)} held-out documents have a label, and {FEWEST} are needed to choose by"
@@ -71,7 +71,7 @@ class Judges:
             return None
         rows = np.sort(rng.permutation(rows)[:DOCUMENTS])
         documents = session.embed(session.texts.roles["documents"][rows])
-        return cls(rows, documents, positives[rows], problem.filter_train[rows], problem.unseen)
+        return cls(rows, documents, positives[rows], session.ignored[rows], problem.unseen)
 
     def ask(
         self, labels: Vectors, others: Vectors, combine: Callable[[Vectors, Vectors, float], Vectors], shares: Vectors
@@ -100,16 +100,7 @@ class Judges:
                     true = self.y.indices[self.y.indptr[document] : self.y.indptr[document + 1]]
                     theirs = found[true]
                     found[true] = -np.inf
-                    above = _above(found, theirs)
+                    above = count_above(found, theirs)
                     gain[number, document] = (1.0 / np.log2(2.0 + above)).mean()
                     log_rank[number, document] = np.log2(1.0 + above).mean()
         return gain, log_rank
-
-
-def _above(scores: Vectors, of: Vectors) -> NDArray[np.int64]:
-    """How many scores are greater than each of some: int64 [of]."""
-    if len(of) <= FEW:
-        return np.fromiter((np.count_nonzero(scores > score) for score in of), np.int64, len(of))
-    ascending = np.sort(of)
-    counts = np.bincount(np.searchsorted(ascending, scores), minlength=len(of) + 1)  # by how many of them are smaller
-    return counts[::-1].cumsum()[::-1][np.searchsorted(ascending, of) + 1]

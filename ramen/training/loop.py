@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ramen.base.protocol import BaseAlgorithm, Embed
-from ramen.base.sampling import among, keyed_rng
+from ramen.base.sampling import keyed_rng
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import Interrupted, RamenError
@@ -30,6 +30,7 @@ from ramen.tracking import Tracker
 from ramen.training.batches import SideLinks, Step, StepSampler
 from ramen.training.checkpoint import Position
 from ramen.training.encoding import StepEncoder
+from ramen.training.plan import Plan
 from ramen.training.progress import Progress
 
 LOG_EVERY = 10
@@ -39,6 +40,8 @@ JUDGES = 10_000
 """Held-out documents whose P@1 is looked at, at most: to half a point."""
 SCORES = 1 << 25
 """Scores that validation holds at a time (128 MB)."""
+FEW = 100
+"""Labels of a document up to which all scores are compared with each of theirs, one by one, rather than sorted in."""
 
 TASK = "task"
 ACCURACY = "accuracy"
@@ -59,7 +62,7 @@ class Trainer:
         symmetric: regularise in both directions.
         weights: λ by term name: "task", "<set>.document", "<set>.label", and those of an oracle (`guidance.TERMS`).
         lr: peak learning rate.
-        schedule: global step -> share of the peak.
+        plan: learning rate and end of training.
         clip_norm: gradients are clipped to this norm; 0 = off.
         seed: keys the dropout of each step.
         track: receives step metrics.
@@ -74,6 +77,7 @@ class Trainer:
         save: writes a checkpoint.
         save_every: seconds between checkpoints.
         last_texts, last_tokens: distinct texts of the last step, and their tokens.
+        gradient_norm: of the last step, before clipping.
     """
 
     encoder: SentenceEncoder
@@ -85,7 +89,7 @@ class Trainer:
     symmetric: bool
     weights: dict[str, float]
     lr: float
-    schedule: Callable[[int], float]
+    plan: Plan
     clip_norm: float
     seed: int
     track: Tracker
@@ -101,6 +105,7 @@ class Trainer:
     save_every: float = 600.0
     last_texts: int = 0
     last_tokens: int = 0
+    gradient_norm: float = 0.0
     _saved: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -108,7 +113,7 @@ class Trainer:
             self.weights.update(self.tuner.weights)
 
     def run_epochs(self, until: int, progress: Progress, on_epoch: Callable[[dict[str, float]], None]) -> None:
-        """Train to the end of epoch `until` (exclusive count), from wherever `position` stands.
+        """Train to the end of epoch `until` (exclusive count), or of the plan, from wherever `position` stands.
 
         `on_epoch` gets the mean of each term over the epoch just trained, before `position` moves to the next.
 
@@ -116,16 +121,20 @@ class Trainer:
             Interrupted: `stop` said so; a checkpoint was saved.
             RamenError: the loss is not finite.
         """
-        while self.position.epoch < until:
+        while self.position.epoch < until and not self.plan.ended(self.position):
             epoch = self.position.epoch
             if self.position.step == 0:
+                self.plan.review(self.position)
                 self.refresh(epoch)
             order = self.sampler.epoch_order(epoch)
             for index in range(self.position.step, self.sampler.steps_per_epoch):
+                if index and self.plan.cut(self.position):
+                    break
                 step = self.sampler.step(order, epoch, index)
                 with self._memory_explained(step):
                     terms = self.train_step(step)
-                progress.advance(len(step.documents), f"epoch {epoch + 1}/{until} {self._facts(terms['loss'])}")
+                progress.total = self.total_documents
+                progress.advance(len(step.documents), f"epoch {epoch + 1} {self._facts(terms['loss'])}")
                 self._count(terms, len(step.documents), progress.rate)
                 self._maybe_save()
             # the epoch ends only when all that follows it is done: stopped in the middle, it is done again
@@ -137,6 +146,23 @@ class Trainer:
         """Let the base algorithm look at the encoder, if its time has come."""
         if self.base.refresh_due(epoch):
             self.base.refresh(epoch, self.embed)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step, as a share of the peak."""
+        return self.plan.rate(self.position.global_step, self.position)
+
+    @property
+    def documents_per_step(self) -> float:
+        """Documents of a step, on average."""
+        base, steps = self.sampler.base, self.sampler.steps_per_epoch
+        return base.documents_per_row * min(base.rows, steps * self.sampler.batch_size) / max(steps, 1)
+
+    @property
+    def total_documents(self) -> int | None:
+        """Documents of warm-up and retraining together, as far as the plan knows."""
+        steps = self.plan.total_steps(self.position)
+        return None if steps is None else round(steps * self.documents_per_step)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -156,7 +182,7 @@ class Trainer:
     def train_step(self, step: Step) -> dict[str, float]:
         """One optimiser step. Returns every term's value, unweighted, and the weighted "loss"."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * self.schedule(self.position.global_step)
+            group["lr"] = self.lr * self.rate
         self.encoder.train()
         roles = {"documents": step.documents, "labels": step.labels}
         roles |= {f"anchors/{name}": batch.pool for name, batch in step.anchors.items()}
@@ -179,7 +205,8 @@ class Trainer:
                 strict=True,
             )
         )
-        if not math.isfinite(values["loss"]) or not math.isfinite(values.pop("norm")):
+        self.gradient_norm = values.pop("norm")
+        if not math.isfinite(values["loss"]) or not math.isfinite(self.gradient_norm):
             self._not_finite(step, values["loss"])
         self.optimizer.step()
         self._tune(values)
@@ -198,7 +225,7 @@ class Trainer:
         else:
             told = values["loss" if feedback == "weighted_objective" else TASK]
         literal = not self.tuner.settings.safeguards  # as printed, the weights' steps never shrink
-        if self.tuner.observe(told, 1.0 if literal else self.schedule(self.position.global_step)):
+        if self.tuner.observe(told, 1.0 if literal else self.rate):
             self.weights.update(self.tuner.weights)
         self.position.bandit = self.tuner.state()
 
@@ -247,11 +274,13 @@ class Trainer:
         for name, value in terms.items():
             position.sums[name] = position.sums.get(name, 0.0) + value * documents
         position.sums["documents"] = position.sums.get("documents", 0.0) + documents
-        if position.global_step % LOG_EVERY == 0:
+        if position.global_step % LOG_EVERY == 0 or position.step == self.sampler.steps_per_epoch:
             values = {f"train/{name}": value for name, value in terms.items()}
             values |= {f"lambda/{name}": self.weights[name] for name in terms if name in self.weights}
             values |= {"train/documents_per_second": rate, "train/memory_gib": memory_gib(self.encoder.device)}
-            self.track.log(values, step=position.global_step)
+            values |= {"train/learning_rate": self.optimizer.param_groups[0]["lr"]}
+            values |= {"train/gradient_norm": self.gradient_norm}
+            self.track.curve(values, step=position.global_step)
 
     def _means(self) -> dict[str, float]:
         sums = dict(self.position.sums)
@@ -318,18 +347,6 @@ def _links(links: SideLinks, device: torch.device) -> Links:
     return Links(*(_tensor(array, device) for array in arrays))
 
 
-def linear_schedule(warmup_steps: int, total_steps: int) -> Callable[[int], float]:
-    """Step -> share of the peak: linear rise over `warmup_steps`, then linear decay to 0 at `total_steps`."""
-    warmup_steps = min(warmup_steps, max(total_steps // 2, 1))
-
-    def at(step: int) -> float:
-        if step < warmup_steps:
-            return (step + 1) / warmup_steps
-        return max(0.0, (total_steps - step) / max(total_steps - warmup_steps, 1))
-
-    return at
-
-
 def make_optimizer(
     encoder: SentenceEncoder, own: nn.Module | None, lr: float, eps: float, weight_decay: float
 ) -> torch.optim.AdamW:
@@ -370,27 +387,53 @@ class Validation:
         chosen = np.linspace(0, len(self.documents) - 1, JUDGES).astype(np.int64)
         return replace(self, documents=self.documents[chosen])
 
-    def p_at_1(self, documents: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
-        """Percentage of held-out documents whose best label is true (filtered and unseen labels do not compete).
+    def quality(self, documents: NDArray[np.float32], labels: NDArray[np.float32]) -> Quality:
+        """How well held-out documents find their labels; filtered and unseen labels do not compete.
 
         Args:
             documents: float32 [v, D]; labels: float32 [L, D].
         """
+        gains: list[float] = []
         hits = 0
         chunk = max(1, SCORES // max(len(labels), 1))
         for start in range(0, len(self.documents), chunk):
             scores = documents[start : start + chunk] @ labels.T
             rows = self.documents[start : start + chunk]
-            low, high = np.searchsorted(
-                self.ignored, [rows.min() * self.num_labels, (rows.max() + 1) * self.num_labels]
-            )
-            ignored = self.ignored[low:high]
-            place = {int(row): i for i, row in enumerate(rows)}
-            for pair in ignored:
-                row = place.get(int(pair // self.num_labels))
-                if row is not None:
-                    scores[row, pair % self.num_labels] = -np.inf
-            scores[:, self.unseen] = -np.inf
-            best = rows * self.num_labels + scores.argmax(1)
-            hits += int(among(self.positives, best).sum())
-        return 100.0 * hits / max(len(self.documents), 1)
+            ignored, true = self._of(self.ignored, rows), self._of(self.positives, rows)
+            for row, scored in enumerate(scores):
+                scored[ignored[row]] = -np.inf
+                scored[self.unseen] = -np.inf
+                hits += int(scored.argmax() in true[row])
+                if len(true[row]):
+                    theirs = scored[true[row]]
+                    scored[true[row]] = -np.inf
+                    gains.append(float((1.0 / np.log2(2.0 + count_above(scored, theirs))).mean()))
+        return Quality(100.0 * hits / max(len(self.documents), 1), 100.0 * float(np.mean(gains)) if gains else 0.0)
+
+    def _of(self, pairs: NDArray[np.int64], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Labels of each row among ascending pairs."""
+        low, high = (np.searchsorted(pairs, (rows + end) * self.num_labels) for end in (0, 1))
+        return [pairs[a:b] - row * self.num_labels for a, b, row in zip(low, high, rows, strict=True)]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What held-out documents find.
+
+    Attributes:
+        p_at_1: percentage of documents whose best label is true.
+        gain: mean of 1 / log2(1 + rank) over each document's labels, times 100; a label's rank is that among the
+            wrong ones. Documents without a label are left out.
+    """
+
+    p_at_1: float
+    gain: float
+
+
+def count_above(scores: NDArray[np.float32], of: NDArray[np.float32]) -> NDArray[np.int64]:
+    """How many scores are greater than each of some: int64 [of]."""
+    if len(of) <= FEW:
+        return np.fromiter((np.count_nonzero(scores > score) for score in of), np.int64, len(of))
+    ascending = np.sort(of)
+    counts = np.bincount(np.searchsorted(ascending, scores), minlength=len(of) + 1)  # by how many of them are smaller
+    return counts[::-1].cumsum()[::-1][np.searchsorted(ascending, of) + 1]

@@ -80,7 +80,7 @@ def train_oracle(
         settings,
         objective=objective.model_copy(update={"graphs": False, "augment_labels": False}),
         bandit=settings.bandit.model_copy(update={"enabled": False}),
-        training=settings.training.model_copy(update={"epochs": epochs, "warmup_epochs": epochs}),
+        training=settings.training.model_copy(update={"epochs": epochs, "warmup_epochs": epochs, "max_minutes": 0.0}),
         guidance=guidance.model_copy(update={"enabled": False}),
     )
     with track.child(FOLDER, {"ramen.phase": FOLDER}) as child:

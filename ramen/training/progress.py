@@ -15,38 +15,50 @@ class Progress:
 
     Args:
         name: of the stage.
-        total: items to be done in all.
+        total: items in all; None = not known yet. It may be set later.
         unit: what an item is.
         done: items done before this process started (a resumed run).
     """
 
-    def __init__(self, name: str, total: int, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(self, name: str, total: int | None, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
         self.name, self.total, self.unit = name, total, unit
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
         self.started = self.shown = time.monotonic()
         self.first = self.done = done
+        self._open = False  # a line that is rewritten has no end yet
 
     def advance(self, items: int, facts: str) -> None:
         """Count `items` more as done; `facts` is shown behind the rate."""
         self.done += items
         now = time.monotonic()
-        if now - self.shown >= (0.2 if self.live else INTERVAL) or self.done >= self.total:
+        finished = self.total is not None and self.done >= self.total
+        if now - self.shown >= (0.2 if self.live else INTERVAL) or finished:
             self.shown = now
-            self._show(facts)
+            self._show(facts, finished)
+
+    def close(self) -> None:
+        """End a line that is rewritten."""
+        if self._open:
+            self.stream.write("\n")
+            self._open = False
 
     @property
     def rate(self) -> float:
         """Items per second since this process started."""
         return (self.done - self.first) / max(time.monotonic() - self.started, 1e-9)
 
-    def _show(self, facts: str) -> None:
+    def _show(self, facts: str, finished: bool) -> None:
         rate = self.rate
-        left = int((self.total - self.done) / rate) if rate else 0
-        eta = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
-        line = f"{self.name} {self.done}/{self.total} {self.unit} {rate:.0f}/s eta {eta} {facts}"
+        if self.total is None:
+            count, eta = f"{self.done}", ""
+        else:
+            left = int(max(self.total - self.done, 0) / rate) if rate else 0
+            count, eta = f"{self.done}/{self.total}", f" eta {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+        line = f"{self.name} {count} {self.unit} {rate:.0f}/s{eta} {facts}"
         if self.live:
-            self.stream.write(f"\r\x1b[K{line}" + ("\n" if self.done >= self.total else ""))
+            self.stream.write(f"\r\x1b[K{line}" + ("\n" if finished else ""))
+            self._open = not finished
         else:
             self.stream.write(line + "\n")
         self.stream.flush()

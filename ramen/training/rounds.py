@@ -3,12 +3,17 @@
 A round embeds documents, labels and anchors with the current encoder, keeps the edges whose cosine exceeds the
 threshold, and trains a few epochs on what is left. The *original* graph is pruned each time, so edges can come back;
 masks always come from the unpruned graph, so a removed edge never turns into a negative.
+
+Only edges that the round's steps can draw are judged, and only their ends are embedded: not those of held-out
+documents, of a side without a regulariser, nor all the thousands of a row from which a step draws one. An edge that
+was never judged stays in the pruned graph.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,49 +22,110 @@ from numpy.typing import NDArray
 from ramen.base.sampling import keyed_rng
 from ramen.config import Pruning
 from ramen.errors import warn
-from ramen.graph.metadata import Graph
-from ramen.graph.pruning import Looked, edge_cosines, jaccard, lonely_rows, prune, random_cosines
+from ramen.graph.metadata import Graph, drawing_weights
+from ramen.graph.pruning import Looked, drawable_edges, edge_cosines, lonely_rows, random_cosines
 from ramen.training.session import SIDE_NAMES, Session
 
 RANDOM_PAIRS = 100_000
 """Pairs from which a quantile of random cosines is taken: its error is far below a hundredth."""
 
+KINDS = ("kept", "now", "ever")
+"""Arrays of `Verdicts` in a checkpoint."""
+
+SPARE = 2
+"""Edges judged per draw that a row may expect in a round: a third is pruned, and a draw needs one that is left."""
+
 WARN_BELOW = 0.001
 """A round that removes a smaller share of a graph's edges than this is reported: the threshold may be too weak."""
+
+
+@dataclass
+class Verdicts:
+    """What pruning knows of the edges of one unpruned graph.
+
+    Attributes:
+        kept: bool [E], true unless the edge was judged noise when it was judged last.
+        now: bool [E], judged in the last pruning.
+        ever: bool [E], judged at all.
+    """
+
+    kept: NDArray[np.bool_]
+    now: NDArray[np.bool_]
+    ever: NDArray[np.bool_]
+
+    @classmethod
+    def none(cls, graph: Graph) -> Verdicts:
+        """Nothing is judged yet."""
+        return cls(np.ones(graph.num_edges, bool), *(np.zeros(graph.num_edges, bool) for _ in range(2)))
+
+    @property
+    def share_kept(self) -> float:
+        """Share of the judged edges that are kept; 1 if none is judged."""
+        return float(self.kept[self.ever].mean()) if self.ever.any() else 1.0
+
+    def judge(self, now: NDArray[np.bool_], passed: NDArray[np.bool_]) -> float:
+        """Take in a pruning: `passed` says which of the edges `now` stay. Returns the Jaccard similarity with the last
+        pruning, of the edges that both judged."""
+        before, both = self.kept.copy(), self.now & now
+        self.kept[now], self.now, self.ever = passed, now, self.ever | now
+        either = int((before | self.kept)[both].sum())
+        return float((before & self.kept)[both].sum()) / either if either else 1.0
 
 
 class Rounds:
     """Runs the rounds of a session.
 
     Attributes:
-        pruned: the graphs positives are sampled from; set -> side -> graph.
+        verdicts: set -> side -> what is known of the edges.
     """
 
     def __init__(self, session: Session, pruning: Pruning) -> None:
         self.session, self.settings = session, pruning
-        self.pruned: Mapping[str, Mapping[str, Graph]] = session.graphs
+        self.verdicts = {
+            name: {side: Verdicts.none(graph) for side, graph in sides.items()}
+            for name, sides in session.graphs.items()
+        }
         self.position = session.trainer.position
+
+    @property
+    def pruned(self) -> dict[str, dict[str, Graph]]:
+        """The graphs without the edges that were judged noise."""
+        return self._select(lambda verdict: verdict.kept)
+
+    @property
+    def drawn(self) -> dict[str, dict[str, Graph]]:
+        """The edges that the last pruning judged and kept; all of `pruned` where it judged none."""
+        return self._select(lambda verdict: verdict.kept & verdict.now if verdict.now.any() else verdict.kept)
+
+    def _select(self, edges: Callable[[Verdicts], NDArray[np.bool_]]) -> dict[str, dict[str, Graph]]:
+        return {
+            name: {side: graph.select(edges(self.verdicts[name][side])) for side, graph in sides.items()}
+            for name, sides in self.session.graphs.items()
+        }
 
     def run(self) -> None:
         """Run rounds until the epochs are spent."""
         session, settings = self.session, self.settings
         self.position = session.trainer.position
         track = session.track
-        first_epoch, epochs = session.training.warmup_epochs, session.training.epochs
-        while self.position.epoch < epochs:
-            middle = (
-                self.position.round > 0 and self.position.epoch < first_epoch + self.position.round * settings.every
+        first_epoch = sum(record["phase"] == "warmup" for record in self.position.history)
+        every, most = session.plan.at_least(settings.every), session.plan.most
+        while self.position.epoch < most and not session.plan.ended(self.position):
+            session.plan.review(self.position)  # what trains to the end is not pruned again
+            decaying = self.position.decay_start >= 0
+            middle = self.position.round > 0 and (
+                decaying or self.position.epoch < first_epoch + self.position.round * every
             )
             number = self.position.round if middle else self.position.round + 1
             with track.child(f"round-{number}", {"ramen.round": str(number)}) as child:
-                session.track = session.trainer.track = child
                 if not middle:
                     self._begin(number)
-                session.train("retrain", min(first_epoch + number * settings.every, epochs))
+                if not decaying:
+                    session.train("retrain", min(first_epoch + number * every, most))
+                if self.position.decay_start >= 0:
+                    session.train("retrain", most)
                 self.position.rounds[-1]["val_p_at_1"] = self.position.history[-1]["val_p_at_1"]
                 child.log(self._round_metrics(self.position.rounds[-1]) | session.last_metrics())
-            session.track = session.trainer.track = track
-            track.log(self._round_metrics(self.position.rounds[-1]), step=number)
 
     def _begin(self, number: int) -> None:
         """Prune unless settled or switched off, record the round, save: a retry starts after the pruning."""
@@ -67,15 +133,11 @@ class Rounds:
         converged = bool(previous and previous["converged"]) or self._exhausted()
         similarity: dict[str, float] = dict(previous["jaccard"]) if previous and converged else {}
         thresholds: dict[str, float] = dict(previous["thresholds"]) if previous and converged else {}
-        if (
-            self.settings.enabled
-            and not converged
-            and any(any(sides.values()) for sides in self.session.active.values())
-        ):
-            before = self.pruned
-            thresholds = self._prune()
-            similarity = {key: jaccard(graph, before[name][side]) for name, side, key, graph in self._each(self.pruned)}
-            converged = number > 1 and min(similarity.values()) > self.settings.converged_at
+        prunes = self.settings.enabled and not converged
+        if prunes and any(any(sides.values()) for sides in self.session.active.values()):
+            thresholds, similarity = self._prune(number)
+            converged = number > 1 and min(similarity.values(), default=0.0) > self.settings.converged_at
+        pruned = self.pruned
         self.position.round = number
         self.position.rounds.append(
             {
@@ -83,8 +145,8 @@ class Rounds:
                 "epoch": self.position.epoch,
                 "edges_kept": self.kept(),
                 "lonely_rows": {
-                    key: lonely_rows(self.session.graphs[name][side], graph)
-                    for name, side, key, graph in self._each(self.pruned)
+                    key: lonely_rows(graph, pruned[name][side])
+                    for name, side, key, graph in self._each(self.session.graphs)
                 },
                 "jaccard": similarity,
                 "thresholds": thresholds,
@@ -92,42 +154,90 @@ class Rounds:
                 "val_p_at_1": None,
             }
         )
-        self.session.use_graphs(self.pruned)
-        self.session.extra_arrays = {
-            f"{name}/{side}": membership(self.session.graphs[name][side], graph)
-            for name, side, _, graph in self._each(self.pruned)
-        }
+        self.session.track.curve(self._edges_kept(self.position.rounds[-1]), step=self.position.global_step)
+        self._use()
         self.session.save()
 
-    def _prune(self) -> dict[str, float]:
-        """Prune every graph; returns the cosine that an edge had to exceed, by "set.side"."""
-        vectors = self._embed()
-        start = self.pruned if self.settings.from_previous else self.session.graphs
-        pruned: dict[str, dict[str, Graph]] = {name: {} for name in start}
+    def _use(self) -> None:
+        """Train on what pruning has left; once no more is pruned, on all of it."""
+        settled = bool(self.position.rounds and self.position.rounds[-1]["converged"])
+        self.session.use_graphs(self.pruned if settled else self.drawn)
+        self.session.extra_arrays = {
+            f"{name}/{side}/{kind}": getattr(verdict, kind)
+            for name, sides in self.verdicts.items()
+            for side, verdict in sides.items()
+            for kind in KINDS
+        }
+
+    def _prune(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Judge the edges that the next round can draw.
+
+        Returns:
+            The cosine that an edge had to exceed, and the Jaccard similarity with the last pruning, by "set.side".
+        """
+        judged = {
+            name: {side: self._judged(name, side, graph, number) for side, graph in sides.items()}
+            for name, sides in self.session.graphs.items()
+        }
+        graphs = {
+            name: {side: graph.select(judged[name][side]) for side, graph in sides.items()}
+            for name, sides in self.session.graphs.items()
+        }
+        vectors = self._embed(graphs)
         thresholds: dict[str, float] = {}
-        for name, side, key, graph in self._each(start):
+        similarity: dict[str, float] = {}
+        removed: dict[str, float] = {}
+        for name, side, key, graph in self._each(graphs):
+            if not self.session.active[name][side]:
+                continue
             rows = vectors["documents" if side == "train" else "labels"]
             cosines = edge_cosines(graph, rows, vectors[f"anchors/{name}"])
-            thresholds[key] = self._threshold(key, graph, rows, vectors[f"anchors/{name}"])
-            pruned[name][side] = prune(graph, cosines, thresholds[key])
-        self.pruned = pruned
-        self._report(start, thresholds)
-        return thresholds
+            whole = self.session.graphs[name][side]
+            thresholds[key] = self._threshold(key, graph, whole, rows, vectors[f"anchors/{name}"])
+            passed = cosines > np.float32(thresholds[key])
+            similarity[key] = self.verdicts[name][side].judge(judged[name][side], passed)
+            if graph.num_edges:
+                removed[key] = 1.0 - float(passed.mean())
+        self._report(removed, thresholds)
+        return thresholds, similarity
 
-    def _threshold(self, key: str, graph: Graph, rows: Looked, anchors: Looked) -> float:
+    def _judged(self, name: str, side: str, graph: Graph, number: int) -> NDArray[np.bool_]:
+        """Edges of a graph that steps may draw until the next pruning, bool [E]."""
+        session = self.session
+        if not session.active[name][side]:
+            return np.zeros(graph.num_edges, bool)
+        most = np.ceil(SPARE * (1 + self._draws(side))).astype(np.int64)
+        trained = np.zeros(graph.shape[0], bool)
+        trained[session.trainer.base.problem.documents if side == "train" else session.trainer.base.problem.labels] = (
+            True
+        )
+        key = int(keyed_rng(session.training.seed, f"judged/{name}", number).integers(2**63))
+        weights = drawing_weights(session.graphs[name], session.objective.anchor_sampling)
+        chosen = drawable_edges(graph, np.where(trained, most, 0), weights, key)
+        return chosen & self.verdicts[name][side].kept if self.settings.from_previous else chosen
+
+    def _draws(self, side: str) -> NDArray[np.float64]:
+        """How many steps of a round are expected to draw an anchor for each document or label."""
+        session, base, sampler = self.session, self.session.trainer.base, self.session.trainer.sampler
+        epochs = session.plan.at_least(self.settings.every)
+        if side == "train":
+            return np.full(base.problem.y.shape[0], float(epochs))
+        y = base.problem.y[base.problem.documents]
+        share = 1.0 / np.maximum(np.diff(y.indptr), 1)
+        positive = np.bincount(y.indices, np.repeat(share, np.diff(y.indptr)), minlength=y.shape[1])
+        steps = sampler.steps_per_epoch
+        random = steps * min(1.0, base.settings.random_labels * sampler.batch_size / max(y.shape[1], 1))
+        return np.asarray(np.minimum(epochs * (positive + random), epochs * steps), np.float64)
+
+    def _threshold(self, key: str, graph: Graph, whole: Graph, rows: Looked, anchors: Looked) -> float:
         """The cosine that an edge of a graph must exceed."""
         if self.settings.rule == "threshold" or not graph.num_edges:
             return self.settings.threshold
         rng = keyed_rng(self.session.training.seed, f"pruning/{key}", self.position.round)
-        random = random_cosines(graph, rows, anchors, RANDOM_PAIRS, rng)
+        random = random_cosines(graph, rows, anchors, RANDOM_PAIRS, rng, whole)
         return float(np.quantile(random, self.settings.quantile)) if len(random) else -1.0
 
-    def _report(self, start: Mapping[str, Mapping[str, Graph]], thresholds: Mapping[str, float]) -> None:
-        removed = {
-            key: 1 - self.pruned[name][side].num_edges / graph.num_edges
-            for name, side, key, graph in self._each(start)
-            if graph.num_edges
-        }
+    def _report(self, removed: Mapping[str, float], thresholds: Mapping[str, float]) -> None:
         if not removed:
             return
         shares = " ".join(f"{key} {share:.1%} (cosine <= {thresholds[key]:.3f})" for key, share in removed.items())
@@ -139,13 +249,13 @@ class Rounds:
                 f"{', '.join(idle)}; raise it, or train longer before pruning"
             )
 
-    def _embed(self) -> dict[str, Looked]:
-        """Vectors of every role, each distinct text encoded once; those of anchors without an edge mean nothing."""
+    def _embed(self, graphs: Mapping[str, Mapping[str, Graph]]) -> dict[str, Looked]:
+        """Vectors of every role, each distinct text encoded once; those of items without an edge mean nothing."""
         texts = self.session.texts
         roles = texts.roles
         used = np.zeros(len(texts.store), bool)
-        used[roles["documents"]] = used[roles["labels"]] = True
-        for name, _, _, graph in self._each(self.session.graphs):
+        for name, side, _, graph in self._each(graphs):
+            used[roles["documents" if side == "train" else "labels"][np.diff(graph.indptr) > 0]] = True
             used[roles[f"anchors/{name}"][graph.indices]] = True
         numbers = np.flatnonzero(used)
         place = np.zeros(len(texts.store), np.int64)
@@ -163,11 +273,8 @@ class Rounds:
         ]
 
     def kept(self) -> dict[str, float]:
-        """Share of the unpruned edges that are left, by "set.side"."""
-        return {
-            key: graph.num_edges / max(self.session.graphs[name][side].num_edges, 1)
-            for name, side, key, graph in self._each(self.pruned)
-        }
+        """Share of the judged edges that are kept, by "set.side"."""
+        return {key: self.verdicts[name][side].share_kept for name, side, key, _ in self._each(self.session.graphs)}
 
     def _exhausted(self) -> bool:
         """Validation has not improved for `patience` rounds (the warm-up counts as round 0)."""
@@ -180,14 +287,14 @@ class Rounds:
         return bool(earlier) and max(scores[-patience:]) <= max(earlier)
 
     def restore(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Take up the pruned graphs of a checkpoint."""
-        self.session.extra_arrays = arrays
+        """Restore the verdicts of a checkpoint."""
+        self.position = self.session.trainer.position
         if arrays:
-            self.pruned = {
-                name: {side: graph.select(arrays[f"{name}/{side}"]) for side, graph in sides.items()}
+            self.verdicts = {
+                name: {side: Verdicts(*(arrays[f"{name}/{side}/{kind}"] for kind in KINDS)) for side in sides}
                 for name, sides in self.session.graphs.items()
             }
-            self.session.use_graphs(self.pruned)
+            self._use()
 
     def counts(self) -> dict[str, Any]:
         """Facts for the manifest of `pruned_graph`."""
@@ -203,21 +310,15 @@ class Rounds:
         return {"rounds": float(len(self.position.rounds)), **last}
 
     @staticmethod
+    def _edges_kept(record: Mapping[str, Any]) -> dict[str, float]:
+        return {f"edges_kept/{key}": 100.0 * value for key, value in record["edges_kept"].items()}
+
+    @staticmethod
     def _round_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-        metrics = {f"edges_kept/{key}": 100.0 * value for key, value in record["edges_kept"].items()}
+        metrics = Rounds._edges_kept(record)
         metrics |= {f"lonely_rows/{key}": 100.0 * value for key, value in record["lonely_rows"].items()}
         metrics |= {f"jaccard/{key}": value for key, value in record["jaccard"].items()}
         metrics |= {f"threshold/{key}": value for key, value in record["thresholds"].items()}
         if record["val_p_at_1"] is not None:
             metrics["round/val_p_at_1"] = record["val_p_at_1"]
         return metrics
-
-
-def membership(whole: Graph, part: Graph) -> NDArray[np.bool_]:
-    """Which edges of `whole` are in `part` (a subset of it): bool [edges of whole]."""
-    columns = whole.shape[1]
-    return np.isin(
-        whole.rows().astype(np.int64) * columns + whole.indices,
-        part.rows().astype(np.int64) * columns + part.indices,
-        assume_unique=True,
-    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -25,6 +27,7 @@ from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import keyed_rng
 from ramen.config import Base, Encoder, Objective, Section, Training
 from ramen.data.dataset import Problem, whole_groups
+from ramen.data.filters import heldout_filter, without
 from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
@@ -43,8 +46,9 @@ from ramen.training.batches import StepSampler
 from ramen.training.checkpoint import Checkpoints, load_state, save_state
 from ramen.training.distributed import Processes
 from ramen.training.encoding import StepEncoder
-from ramen.training.loop import ACCURACY, TASK, Trainer, Validation, linear_schedule, make_optimizer
+from ramen.training.loop import ACCURACY, TASK, Quality, Trainer, Validation, make_optimizer
 from ramen.training.negatives import GraphNegatives
+from ramen.training.plan import FEWEST_HELD_OUT, STEPS_BETWEEN, Clock, Plan
 from ramen.training.progress import Progress
 
 SIDE_NAMES: dict[str, Literal["document", "label"]] = {"train": "document", "labels": "label"}
@@ -68,6 +72,14 @@ WARMED = {
 has not seen, so that they may judge, from which epoch on rounds are counted, and its oracle."""
 CUT_SHARE = 0.2
 """More texts than this share cut at `encoder.max_length` are worth a warning."""
+LEAST_HELD_OUT = 500
+"""Documents held out when they decide the end of training, if that is no more than a tenth."""
+NOISY_HELD_OUT = 200
+"""Held-out documents below which a warning says that a small gain cannot be told from chance."""
+EVALUATION_SHARE = 0.2
+"""Share of training's time that evaluations on held-out documents take at most, with `training.epochs=auto`."""
+CLOSING_MARGIN = 1.3
+"""How much longer than expected the work after training may take, where `training.max_minutes` is kept."""
 EMBED_BLOCK = {"cpu": 4096, "cuda": 1 << 17}
 """Texts a process encodes between two looks at whether it was asked to stop: seconds, not minutes."""
 
@@ -101,6 +113,7 @@ class Session:
         problem: in the place of the dataset's, of the same documents and labels (an oracle reads other texts).
         oracle: whose vectors guide the encoder, or None.
         max_length: tokens of a text, whatever settings and source say; None = what they say.
+        clock: what `training.max_minutes` is measured by; None = it starts now.
 
     Raises:
         ConfigError: a knob names an anchor set that is not there, or the bandit has nothing to be judged by.
@@ -119,7 +132,10 @@ class Session:
         problem: Problem | None = None,
         oracle: Oracle | None = None,
         max_length: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
+        self._embedded = (0, 0.0)  # tokens and seconds
         self.processes = processes or Processes()
         self.settings, self.track = settings, track
         self.training, self.objective = settings.training, settings.objective
@@ -131,6 +147,7 @@ class Session:
             fraction = f"training.validation_fraction = {self.training.validation_fraction:g}"
             too = "every group of documents is larger" if self.problem.groups is not None else "there are too few"
             warn(f"{fraction} holds out no document, since {too}; raise it")
+        self.ignored = heldout_filter(self.problem, held_out)
         reads_graphs = self.objective.graphs or self.objective.augment_labels
         known = training_graphs(graph.path, self.problem, held_out) if reads_graphs else {}
         self.graphs, self.graph_negatives = self._used(known) if self.objective.graphs else ({}, None)
@@ -143,19 +160,37 @@ class Session:
         self.checkpoints = Checkpoints(draft.work, draft.task)
         self.extra_arrays: dict[str, NDArray[Any]] = {}
         self.interrupted = False
-        self.validation = validation_set(self.problem, held_out)
+        self.validation = validation_set(self.problem, held_out, self.ignored)
         self.trainer = self._make_trainer(held_out, kept)
+        self.plan = self.trainer.plan
         if not self.trainer.sampler.steps_per_epoch:
             count = len(self.trainer.base.problem.documents)
             found = f"too few training documents with a label for a step: {count}, and {len(held_out)} held out"
             raise DataError(Defect(str(dataset.path), found, "ingest more, or lower training.validation_fraction"))
-        tuner, steps = self.trainer.tuner, self.training.epochs * self.trainer.sampler.steps_per_epoch
+        tuner, steps = self.trainer.tuner, self.plan.most * self.trainer.sampler.steps_per_epoch
         if tuner is not None and steps < tuner.settings.period:
             raise ConfigError(
                 f"bandit.period = {tuner.settings.period}: training has {steps} steps, so no window would end and the "
                 "weights would stay where chance put them; lower it, or set bandit.enabled=false"
             )
+        if self.processes.rank == 0:
+            self._report_held_out()
         self.use_graphs(self.graphs)
+
+    def _report_held_out(self) -> None:
+        """Say what decides the end of training, or why nothing can."""
+        if not self.plan.auto:
+            return
+        count = f"{self.plan.held_out:,} held-out documents have a label"
+        if not self.plan.decides:
+            warn(
+                f"training.epochs = auto: {count}, and {FEWEST_HELD_OUT} are needed to see when training no longer "
+                f"pays; trains {self.plan.most} epochs; raise training.validation_fraction, or set training.epochs"
+            )
+        elif self.plan.held_out < NOISY_HELD_OUT:
+            warn(f"training.epochs = auto: {count}: small gains go unseen; raise training.validation_fraction")
+        else:
+            print(f"training.epochs = auto: {count} and decide when training ends", file=sys.stderr, flush=True)
 
     def _used(self, graphs: dict[str, dict[str, Graph]]) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
@@ -185,7 +220,7 @@ class Session:
         return BaseProblem(
             documents[np.diff(y.indptr)[documents] > 0],
             y,
-            problem.filter_train,
+            self.ignored,
             self.texts.roles["labels"],
             self.texts.roles["documents"],
             self.training.batch_size,
@@ -213,7 +248,15 @@ class Session:
         own = {} if base.module is None else {"base": base.module}
         self.trained = nn.ModuleDict({"encoder": self.encoder, **own})
         optimizer = make_optimizer(self.encoder, base.module, settings.lr, settings.adam_eps, settings.weight_decay)
-        schedule = linear_schedule(settings.lr_warmup_steps, settings.epochs * sampler.steps_per_epoch)
+        plan = Plan(
+            settings,
+            sampler.steps_per_epoch,
+            held_out=len(self._told(self.validation.documents).documents),
+            every=self._epochs_between(sampler),
+            clock=self.clock,
+            reserve=self._closing_seconds,
+            agree=self.processes.any,
+        )
         guidance = self.settings.guidance
         weights = {TASK: objective.lambda_task}
         weights |= {name: getattr(guidance, name) for name in TERMS} if self.oracle is not None else {}
@@ -230,7 +273,7 @@ class Session:
             objective.symmetric,
             weights,
             settings.lr,
-            schedule,
+            plan,
             settings.clip_norm,
             settings.seed,
             self.track,
@@ -244,6 +287,27 @@ class Session:
             save=self.save,
             save_every=60 * settings.checkpoint_minutes,
         )
+
+    def _epochs_between(self, sampler: StepSampler) -> int:
+        """Epochs between two evaluations: at least `STEPS_BETWEEN` steps, and a fifth of training's time at most.
+
+        To rank labels for held-out documents all labels are encoded, without a gradient, which costs a third of a text
+        of a step; a step has as many labels and random labels as documents.
+        """
+        tokens = {
+            role: int(self.texts.store.lengths_of(self.texts.roles[role]).sum()) for role in ("documents", "labels")
+        }
+        mean_label = tokens["labels"] / max(len(self.problem.labels), 1)
+        drawn = sampler.base.rows * (1 + self.settings.base.random_labels) * mean_label
+        share = sampler.base.rows / max(len(self.problem.train), 1)
+        epoch = 3 * (share * tokens["documents"] + drawn)
+        steps = math.ceil(STEPS_BETWEEN / max(sampler.steps_per_epoch, 1))
+        return max(steps, math.ceil(tokens["labels"] / max(EVALUATION_SHARE * epoch, 1)))
+
+    def _closing_seconds(self) -> float:
+        """How long it takes to encode every text once, as the label context does after training."""
+        tokens, seconds = self._embedded
+        return CLOSING_MARGIN * seconds / max(tokens, 1) * len(self.texts.store.ids)
 
     def _tuner(self, weights: dict[str, float]) -> Bandit | None:
         """The bandit over the weights of the regularisers; None when it is off or there is nothing to tune."""
@@ -329,13 +393,15 @@ class Session:
         position.epoch = len(position.history)
         position.bandit = json.loads((model.path / BANDIT_FILE).read_text(encoding="utf-8"))
         self.trainer.restore_tuner()
-        position.global_step = position.epoch * self.trainer.sampler.steps_per_epoch
+        position.global_step = position.history[-1]["step"]
+        self.clock.before += position.history[-1].get("seconds", 0.0)
 
     def resume(self, restore: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Restore the newest checkpoint of an interrupted attempt, if there is one."""
         found = self.checkpoints.load(self.trained, self.trainer.optimizer)
         if found is not None:
             self.trainer.position, arrays = found
+            self.clock.before = self.trainer.position.seconds
             own = {key: arrays.pop(key) for key in list(arrays) if key.startswith(BASE_PREFIX)}
             self.trainer.restore_tuner()
             self.trainer.base.restore({key.removeprefix(BASE_PREFIX): array for key, array in own.items()})
@@ -354,44 +420,57 @@ class Session:
             return
         own = {BASE_PREFIX + key: array for key, array in self.trainer.base.state().items()}
         arrays = {**self.extra_arrays, **own}
+        self.trainer.position.seconds = self.clock.elapsed if self.training.max_minutes else 0.0
         self.checkpoints.save(self.trained, self.trainer.optimizer, self.trainer.position, arrays)
 
     def train(self, phase: str, until: int) -> None:
-        """Train to the end of epoch `until`, recording history and validating after each epoch."""
+        """Train to the end of epoch `until`, or of the plan, recording history and validating when it is due."""
         trainer = self.trainer
-        sampler = trainer.sampler
-        each = sampler.base.documents_per_row
-        per_epoch = each * min(sampler.base.rows, sampler.steps_per_epoch * sampler.batch_size)
-        done = trainer.position.epoch * per_epoch + min(trainer.position.step * sampler.batch_size * each, per_epoch)
-        progress = Progress(phase, until * per_epoch, "documents", done)
+        self.plan.warming = phase == "warmup"
+        done = round(trainer.position.global_step * trainer.documents_per_step)
+        progress = Progress(phase, trainer.total_documents, "documents", done)
 
         def on_epoch(means: dict[str, float]) -> None:
+            position = trainer.position
+            epoch = position.epoch + 1
+            due = epoch == until or self.plan.evaluates(epoch) or self.plan.ended(position)
+            quality = self.validate() if due else None
             record = {
-                "epoch": trainer.position.epoch + 1,
+                "epoch": epoch,
+                "step": position.global_step,
                 "phase": phase,
                 "round": trainer.position.round,
                 "loss": means["loss"],
                 "task_loss": means[TASK],
                 "accuracy": means[ACCURACY],
                 "terms": {name: value for name, value in means.items() if name not in ("loss", TASK, ACCURACY)},
-                "val_p_at_1": self.validate(),
+                "val_p_at_1": None if quality is None else quality.p_at_1,
+                "val_gain": None if quality is None else quality.gain,
                 "lambda": {**trainer.weights, **(trainer.tuner.means if trainer.tuner else {})},
                 "edges_kept": trainer.position.rounds[-1]["edges_kept"] if trainer.position.rounds else {},
             }
-            trainer.position.history.append(record)
-            self.track.log(epoch_metrics(record), step=trainer.position.global_step)
-            shown = "" if record["val_p_at_1"] is None else f" val P@1 {record['val_p_at_1']:.2f}"
-            print(f"{phase} epoch {record['epoch']} loss {record['loss']:.4f}{shown}", file=sys.stderr, flush=True)
+            if self.training.max_minutes:
+                record["seconds"] = self.clock.elapsed
+            position.history.append(record)
+            shown = ""
+            if quality is not None:
+                curve = {"heldout/p_at_1": quality.p_at_1, "heldout/gain": quality.gain}
+                self.track.curve(curve, step=position.global_step)
+                shown = f" held-out P@1 {quality.p_at_1:.2f} gain {quality.gain:.2f}"
+            decay = " learning rate decays" if position.decay_start >= 0 else ""
+            progress.close()
+            print(f"{phase} epoch {epoch} loss {record['loss']:.4f}{shown}{decay}", file=sys.stderr, flush=True)
 
         trainer.run_epochs(until, progress, on_epoch)
+        progress.close()
 
-    def validate(self) -> float | None:
-        """P@1 on (a sample of) the held-out documents over all labels, or None when nothing is held out."""
+    def validate(self) -> Quality | None:
+        """What (a sample of) the held-out documents find among all labels, or None when nothing is held out."""
         held_out = self.validation.sampled()
         if not len(held_out.documents):
             return None
         documents = self.embed(self.texts.roles["documents"][held_out.documents])
-        return held_out.p_at_1(documents, self.embed_role("labels"))
+        return held_out.quality(documents, self.embed_role("labels"))
 
     def embed_role(self, role: Literal["documents", "labels"]) -> NDArray[np.float32]:
         """Vectors of all training documents, or those by which all labels are ranked: float32 [N or L, D]."""
@@ -416,6 +495,7 @@ class Session:
             Interrupted: asked to stop; a checkpoint was saved.
         """
         store, processes = self.texts.store, self.processes
+        started = time.monotonic()
         out = np.empty((len(texts), self.encoder.dimension), np.float32)
         size = EMBED_BLOCK[self.encoder.device.type] * processes.size
         for start in range(0, len(texts), size):
@@ -427,6 +507,8 @@ class Session:
             if processes.size > 1:
                 own = processes.gather(own.to(self.encoder.device), shares).cpu()
             out[start : start + size] = own.numpy()
+        before, seconds = self._embedded
+        self._embedded = before + int(store.lengths_of(texts).sum()), seconds + time.monotonic() - started
         return out
 
     def write(self, draft: Draft, to_go_on: bool) -> None:
@@ -515,9 +597,7 @@ def epoch_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """A history record as flat metrics."""
     metrics = {"epoch/loss": record["loss"], "epoch/task_loss": record["task_loss"]}
     metrics |= {f"epoch/{name}": value for name, value in record["terms"].items()}
-    if record["val_p_at_1"] is not None:
-        metrics["val_p_at_1"] = record["val_p_at_1"]
-    return metrics
+    return metrics | {key: record[key] for key in ("val_p_at_1", "val_gain") if record[key] is not None}
 
 
 def text_table(encoder: SentenceEncoder, problem: Problem) -> TextTable:
@@ -545,6 +625,8 @@ def split_validation(problem: Problem, training: Training) -> tuple[NDArray[np.i
     """
     rng, documents = keyed_rng(training.seed, "validation"), len(problem.train)
     cut = round(documents * training.validation_fraction)
+    if training.epochs == "auto" and training.validation_fraction:
+        cut = max(cut, min(LEAST_HELD_OUT, documents // 10))
     if problem.groups is None:
         shuffled = rng.permutation(documents)
         return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])
@@ -552,12 +634,12 @@ def split_validation(problem: Problem, training: Training) -> tuple[NDArray[np.i
     return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 
-def validation_set(problem: Problem, documents: NDArray[np.int64]) -> Validation:
-    """The held-out documents with their true and ignored pairs as sorted flat numbers."""
+def validation_set(problem: Problem, documents: NDArray[np.int64], ignored: sp.csr_matrix) -> Validation:
+    """The held-out documents with their true and ignored (CSR N x L) pairs as sorted flat numbers."""
     num_labels = len(problem.labels)
 
     def pairs(matrix: Any) -> Any:
         block = matrix[documents].tocoo()
         return np.sort(documents[block.row].astype(np.int64) * num_labels + block.col)
 
-    return Validation(documents, pairs(problem.y_train), pairs(problem.filter_train), num_labels, problem.unseen)
+    return Validation(documents, pairs(without(problem.y_train, ignored)), pairs(ignored), num_labels, problem.unseen)

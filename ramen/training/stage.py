@@ -11,6 +11,7 @@ from ramen.training.classifier import classify
 from ramen.training.context import label_context
 from ramen.training.launch import together
 from ramen.training.oracle import read_oracle, train_oracle, write_oracle
+from ramen.training.plan import Clock
 from ramen.training.rounds import Rounds
 from ramen.training.session import Session, Settings, same_as_warmed
 
@@ -30,18 +31,18 @@ def warmup(
 ) -> dict[str, float]:
     """Train the oracle if one is to guide, then on the unpruned graphs for `training.warmup_epochs` epochs."""
     inputs = {"dataset": dataset, "graph": graph}
-    settings = Settings(encoder, objective, bandit, base, training, guidance)
+    settings, clock = Settings(encoder, objective, bandit, base, training, guidance), Clock()
     with together("warmup", inputs, settings.sections(), training) as processes:
         oracle, judged = None, dict[str, float]()
         if guidance.enabled:
             oracle, judged = train_oracle(dataset, graph, warm_model, settings, track, processes)
         session = Session(
             dataset, graph, warm_model, encoder.name, settings, track, processes,
-            oracle=oracle, max_length=encoder.max_length,
+            oracle=oracle, max_length=encoder.max_length, clock=clock,
         )  # fmt: skip
         with session.interruptible():
             session.resume()
-            session.train("warmup", min(training.warmup_epochs, training.epochs))
+            session.train("warmup", session.plan.warmup_epochs)
     session.write(warm_model, to_go_on=True)
     if oracle is not None:
         write_oracle(warm_model.path, oracle)
@@ -65,14 +66,16 @@ def prune_retrain(
     classifier: Classifier,
     track: Tracker,
 ) -> dict[str, float]:
-    """Prune the graphs with the encoder and retrain, in rounds, to `training.epochs` or convergence."""
+    """Prune the graphs with the encoder and retrain, in rounds, to the end of the plan (`training.epochs`)."""
     inputs = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
-    settings = Settings(encoder, objective, bandit, base, training, guidance)
+    settings, clock = Settings(encoder, objective, bandit, base, training, guidance), Clock()
     sections = {**settings.sections(), "pruning": pruning, "classifier": classifier}
     same_as_warmed(warm_model, settings)
     with together("prune-retrain", inputs, sections, training) as processes:
         oracle = read_oracle(warm_model.path) if guidance.enabled else None
-        session = Session(dataset, graph, model, warm_model.path, settings, track, processes, oracle=oracle)
+        session = Session(
+            dataset, graph, model, warm_model.path, settings, track, processes, oracle=oracle, clock=clock
+        )
         session.start_from(warm_model)
         rounds = Rounds(session, pruning)
         with session.interruptible():
@@ -80,7 +83,7 @@ def prune_retrain(
             rounds.run()
             session.save()  # what follows is short, and done again after a stop
             labels = session.embed_role("labels")
-            context = label_context(session, rounds.pruned, labels)
+            context = label_context(session, rounds.drawn, labels)
             unseen = labels if context is None else with_context(labels, context.unseen)
             classified = classify(session, classifier, model, labels, unseen)
     session.write(model, to_go_on=False)

@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
-from scipy.stats import sem
 
-from ramen.ablation import CHAIN, Outcome, run_row, summarise
+from ramen.ablation import CHAIN, Outcome, run_peer, run_row, summarise
 from ramen.artifacts import drafts
 from ramen.cli import cli
 from ramen.config import Encoder, resolve
@@ -23,6 +22,7 @@ from ramen.data.dataset import Problem
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ConfigError, Interrupted
 from ramen.evaluation.report import SLICES
+from ramen.evaluation.uncertainty import PerDocument
 from ramen.stages import STAGES, run_stage
 from ramen.studies import read_study, studies
 
@@ -180,11 +180,14 @@ def test_rows_are_runs_of_an_experiment_of_their_own(tiny_source: Path, tmp_path
     assert "MLFLOW_EXPERIMENT_NAME" not in os.environ, "what this process tracks next goes where it went before"
 
 
-def test_gains_carry_their_error_over_the_test_documents(tiny_source: Path, here: Path) -> None:
+def test_gains_carry_their_error_clustered_by_group(tiny_source: Path, here: Path) -> None:
     words = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.quantiles=2")
-    assert "[standard error" in ablate(tiny_source, *words)
+    source = shutil.copytree(tiny_source, here / "source")
+    groups = np.arange(20) // 3
+    (source / "tst_groups.txt").write_text("".join(f"{group}\n" for group in groups))
+    assert "[paired standard error over the test documents, clustered by group]" in ablate(source, *words)
     found = json.loads((here / "ablations/bases.json").read_text())
-    truth = tiny_test_labels(tiny_source)
+    truth = tiny_test_labels(source)
     written = (here / "ablations/bases.md").read_text()
     for file, key in (("predictions", "p_at_1"), ("encoder_predictions", "encoder/p_at_1")):
         first = {}
@@ -197,7 +200,9 @@ def test_gains_carry_their_error_over_the_test_documents(tiny_source: Path, here
                 hits.append([100.0 * (best[document] in labels) for document, labels in truth.items()])
                 assert each["metrics"][key] == pytest.approx(np.mean(hits[-1]))
             first[name] = np.mean(hits, axis=0)
-        error = sem(first["RAMEN(ngame)"] - first["ngame"])
+        differences = first["RAMEN(ngame)"] - first["ngame"]
+        sums = np.bincount(groups, differences - differences.mean())
+        error = np.sqrt(7 / 6 * np.square(sums).sum()) / 20
         assert found["RAMEN(ngame)"]["gain_error"][key] == pytest.approx(error) and error > 0
         assert f"[{error:.2f}]" in written
     missed = found["RAMEN(ngame)"]["missed"]
@@ -217,10 +222,66 @@ def test_a_row_of_the_encoder_alone_is_compared_as_it_is(tmp_path: Path) -> None
 
 
 def test_one_test_document_gives_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramen.ablation._by_document", lambda *_: {"p_at_1": np.array([100.0])})
+    one = PerDocument(["a"], {"p_at_1": np.array([100.0])})
+    monkeypatch.setattr("ramen.ablation._per_document", lambda *_: {"": one})
     (tmp_path / "quantiles.csv").write_text("bin,labels\n")
     rows = [[Outcome({"p_at_1": value}, 1.0, tmp_path, tmp_path)] for value in (100.0, 0.0)]
     assert summarise(*rows, ["p_at_1"]).gain_error == {}, "nan is no JSON"
+
+
+def test_peers_study_has_a_row_for_each_peer_that_can_run(
+    tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramen.peers import libpecos
+
+    libpecos.obstacle.cache_clear()
+    monkeypatch.setenv(libpecos.VARIABLE, str(here / "python"))
+    rows = "TF-IDF,untrained encoder,XR-Linear,XR-Transformer"
+    printed = ablate(tiny_source, "--study", "peers", "--rows", rows, "--seeds", "0,1")
+    for name in ("XR-Linear", "XR-Transformer"):
+        assert f"warning: peers: row '{name}' is skipped: libpecos is not installed" in printed
+    found = json.loads((here / "ablations/peers.json").read_text())
+    assert list(found) == ["TF-IDF", "base", "untrained encoder"]
+    assert {row["peer"] for row in found.values()} == {"", "tfidf", "untrained"}
+    tfidf = [each["metrics"]["p_at_1"] for each in found["TF-IDF"]["seeds"].values()]
+    assert tfidf[0] == tfidf[1] and found["TF-IDF"]["gain_error"]["p_at_1"] > 0
+    written = (here / "ablations/peers.md").read_text()
+    assert "| TF-IDF | base | " in written and f"| TF-IDF | {tfidf[0]:.2f} ±0.00 |" in written
+    assert not any("peers/" in key for key in found["base"]["seeds"]["0"]["metrics"]), "rows of their own"
+    kept = {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("peer-*/metrics.json")}
+    assert len(kept) == 2, "the seed of training is no part of these peers"
+    ablate(tiny_source, "--study", "peers", "--rows", rows, "--seeds", "0,1")
+    assert kept == {path: path.stat().st_mtime_ns for path in (here / "ablations/cache").glob("peer-*/metrics.json")}
+
+
+def test_peer_gets_the_training_time_of_the_row_it_names(
+    tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramen.peers import PEERS, Task
+
+    given: list[float] = []
+
+    class Timed:
+        module, sections, timed = "", ("scoring",), True
+
+        def obstacle(self) -> str:
+            return ""
+
+        def fit(self, task: Task) -> Any:
+            given.append(task.seconds)
+            return PEERS["tfidf"].fit(task)
+
+    monkeypatch.setitem(PEERS, "timed", Timed())
+    (here / "mine.yaml").write_text(
+        "title: Mine\nrows:\n"
+        "  - {name: plain, set: [objective.graphs=false]}\n"
+        "  - {name: same time, peer: timed, time_of: plain}\n"
+    )
+    ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0", "--rows", "same time")
+    found = json.loads((here / "ablations/mine.json").read_text())
+    assert given == [pytest.approx(found["plain"]["seeds"]["0"]["seconds"], abs=0.06)]
+    with pytest.raises(ConfigError, match="trains for a given time; name a row of the study as `time_of`"):
+        run_peer("timed", resolve(sets=[f"{key}={value}" for key, value in KNOBS.items()]), here / "cache")
 
 
 def tiny_test_labels(source: Path) -> dict[str, set[int]]:
@@ -293,6 +354,7 @@ def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, her
     for rows, says in (
         ("[{name: a, sets: [training.lr=1]}]", r"bad.yaml: row 'a': sets: unknown; did you mean set\?"),
         ("[{name: a}, {name: a}]", "two rows are called 'a'; names of rows must differ"),
+        ("[{name: a, time_of: b, peer: tfidf}, {name: b}]", "row 'a': `time_of: b` names no row above it"),
     ):
         (here / "bad.yaml").write_text(f"title: x\nrows: {rows}\n")
         with pytest.raises(ConfigError, match=says):

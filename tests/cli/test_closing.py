@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -44,6 +45,36 @@ def test_rows_hold_base_ramen_and_the_gain() -> None:
     ]
 
 
+def test_gains_below_two_standard_errors_are_grey(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"gain_se/p_at_1": 0.9, "gain_se/psp_at_5": 0.2, "gain_se/torso/p_at_1": 0.6, "gain_se/tail/p_at_1": 1.0}
+    rows = tables.comparison(BASE, OURS | errors)
+    p1 = 2 + list(tables.COLUMNS).index("P@1")
+    psp5 = 2 + list(tables.COLUMNS).index("PSP@5")
+    assert [row[1] for row in rows] == ["base", "ramen", "gain", "s.e."] * 4
+    assert rows[2][p1] == "[dim]+1.75[/dim]" and rows[3][p1] == "[dim]0.90[/dim]"
+    assert rows[2][psp5] == "[bold red]-0.50[/bold red]" and rows[14][p1] == "[bold green]+2.75[/bold green]"
+    assert rows[6][p1] == "+0.00" and rows[7][p1] == "", "an unknown error leaves a gain plain"
+    said = io.StringIO()
+    monkeypatch.setattr("sys.stdout", said)
+    monkeypatch.setenv("COLUMNS", "100")
+    tables.show_evaluation(OURS | errors, BASE)
+    assert "+1.75" in said.getvalue() and "[dim]" not in said.getvalue() and "clustered by group" in said.getvalue()
+
+
+def test_peers_stand_above_the_base(capsys: pytest.CaptureFixture[str]) -> None:
+    peers = {"peers/untrained/p_at_1": 20.5, "peers/tfidf/p_at_1": 25.25, "peers/tfidf/r_at_100": 70.0}
+    assert [row[:3] for row in tables.peer_rows({**OURS, **peers})] == [
+        ["", "tfidf", "25.25"],
+        ["", "untrained", "20.50"],
+    ]
+    assert not tables.peer_rows(OURS)
+    for base in (BASE, None):
+        tables.show_evaluation({**OURS, **peers}, base)
+        lines = [line.split() for line in capsys.readouterr().out.splitlines() if "." in line]
+        assert lines[0][:3] == ["overall", "tfidf", "25.25"] and lines[1][0] == "untrained"
+        assert lines[2][0] == ("base" if base else "ramen")
+
+
 def test_the_closing_lines_name_report_version_and_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"name": "ramen", "version": 4, "alias": "champion", "refused": None}
     ours, base = made(tmp_path / "a", OURS, entry), made(tmp_path / "b", BASE, None)
@@ -78,7 +109,7 @@ def test_the_base_differs_in_graphs_and_registration_alone() -> None:
     settings = resolve(preset="demo")
     ours, base = settings.sections(), runs.base_of(settings).sections()
     changed = {(name, key) for name, values in ours.items() for key in values if values[key] != base[name][key]}
-    assert changed == {("objective", "graphs"), ("index", "model")}
+    assert changed == {("objective", "graphs"), ("scoring", "peers"), ("index", "model")}
     assert base["objective"]["graphs"] is False and base["index"]["model"] == ""
     helped = resolve(preset="demo", sets=["guidance.enabled=true", "objective.augment_labels=true"])
     told = runs.base_of(helped)

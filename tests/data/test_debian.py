@@ -14,6 +14,7 @@ import pytest
 
 from ramen import config
 from ramen.data.dataset import Problem
+from ramen.data.filters import apply_rule
 from ramen.data.sources import debian, fingerprint
 from ramen.data.sources.lines import Defects
 from ramen.data.sources.packages import Package, fetch, parse_packages, read_packages, relations, tags, version_key
@@ -194,7 +195,6 @@ def test_documents_labels_and_anchor_sets() -> None:
     problem = debian.build({item.name: item for item in items}, config.Data(test_fraction=1e-9))
     assert rows(problem, "train") == {"alpha": {"zeta"}, "zeta": {"alpha", "beta"}}, "no self pair, no absent package"
     assert problem.labels.uids == ["alpha", "beta", "zeta"]
-    assert rows(problem, "train", "filter") == {"alpha": {"alpha"}, "zeta": {"zeta"}}
     assert problem.train.texts == ["alpha: first of the letters", "zeta: last of the letters"]
     sets = problem.anchor_sets
     assert sets["depends"].texts.uids == ["alpha", "beta", "libc6"], "packages outside the archive are no anchors"
@@ -217,6 +217,9 @@ def test_siblings_never_straddle_the_split() -> None:
         assert problem.groups is not None, "held-out documents are split off in the same way"
         sources = [packages[uid].source for uid in problem.train.uids]
         assert len(set(zip(sources, problem.groups, strict=True))) == len(set(sources)) == len(set(problem.groups))
+        assert problem.test_groups is not None, "standard errors are clustered by source package"
+        sources = [packages[uid].source for uid in problem.test.uids]
+        assert len(set(zip(sources, problem.test_groups, strict=True))) == len(test) == len(set(problem.test_groups))
 
 
 def test_the_split_of_a_source_does_not_depend_on_the_others() -> None:
@@ -241,13 +244,14 @@ def test_a_subset_has_only_labels_and_anchors_in_use() -> None:
 def test_reciprocal_pairs_are_filtered_for_test_documents_only() -> None:
     """Train document B has label A; for test document A the label B is given away by the reversed edge."""
     packages = sibling_archive(40)
-    problem = debian.build(packages, config.Data(test_fraction=0.4))
+    problem, counts = apply_rule(debian.build(packages, config.Data(test_fraction=0.4)), "auto")
     train, filters = rows(problem, "train"), rows(problem, "test", "filter")
     labels = set(problem.labels.uids)
     expected = {a: ({a} | {b for b, found in train.items() if a in found}) & labels for a in problem.test.uids}
     assert filters == expected
     assert any(found - {uid} for uid, found in filters.items())
     assert rows(problem, "train", "filter") == {uid: {uid} & labels for uid in problem.train.uids}
+    assert counts.identity == "uid" and counts.reciprocal == sum(len(found - {uid}) for uid, found in filters.items())
 
 
 def test_suggestions_never_become_edges() -> None:

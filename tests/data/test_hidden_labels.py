@@ -70,7 +70,8 @@ def test_the_choice_is_by_seed_nested_and_survives_the_disk(tiny_problem: Proble
     hide_labels(tiny_problem, 0.3, seed=1).write(tmp_path)
     np.testing.assert_array_equal(Problem.read(tmp_path).candidates, a)
     tiny_problem.write(tmp_path / "plain")
-    assert Problem.read(tmp_path / "plain").candidates is None
+    plain = Problem.read(tmp_path / "plain")
+    assert plain.candidates is None and plain.groups is None and plain.test_groups is None, "the files are optional"
 
 
 def test_only_candidates_are_found() -> None:

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from ramen import config
 from ramen.data.dataset import PLACEHOLDER, Problem
 from ramen.data.sources import fingerprint, xc
+from ramen.data.subset import hide_labels
 from ramen.errors import DataError
 
 
@@ -113,15 +114,34 @@ def test_groups_of_documents_are_read_kept_and_restricted(xc_folder: Path, tmp_p
     np.testing.assert_array_equal(part.groups, [whole.groups[row[uid]] for uid in part.train.uids])
 
 
+def test_groups_of_test_documents_stay_aligned(xc_folder: Path, tmp_path: Path) -> None:
+    assert xc.read(settings(xc_folder)).test_groups is None
+    numbers = np.repeat(range(7), [1, 4, 2, 5, 3, 1, 4])
+    sites = {f"test-{i}": f"site {9 - group}" for i, group in enumerate(numbers)}
+    (xc_folder / "tst_groups.txt").write_text("\n".join(sites.values()) + "\n")
+    whole = xc.read(settings(xc_folder))
+    assert whole.groups is None, "the two files are independent"
+    whole.write(tmp_path / "dataset")
+    part = xc.read(settings(xc_folder, max_documents=40))
+    for problem in (whole, Problem.read(tmp_path / "dataset"), part, hide_labels(whole, 0.3, seed=1)):
+        assert problem.test_groups is not None
+        pairs = {(sites[uid], group) for uid, group in zip(problem.test.uids, problem.test_groups, strict=True)}
+        assert len(pairs) == len({site for site, _ in pairs}) == len({group for _, group in pairs})
+    assert 0 < len(part.test) < 20
+    sizes = [list(sites.values()).count(sites[uid]) for uid in part.test.uids]
+    assert sizes == [[sites[uid] for uid in part.test.uids].count(sites[uid]) for uid in part.test.uids], "whole groups"
+
+
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("file", "text", "expected"),
     [
-        ("a\nb\n", "trn_groups.txt: expected a line for each of 60 training documents, found 2; line i is"),
-        ("a\n" * 8 + "\n" + "a\n" * 51, "trn_groups.txt:9: expected the name of a group, found an empty line"),
+        ("trn", "a\nb\n", "trn_groups.txt: expected a line for each of 60 training documents, found 2; line i is"),
+        ("trn", "a\n" * 8 + "\n" + "a\n" * 51, "trn_groups.txt:9: expected the name of a group, found an empty line"),
+        ("tst", "a\n" * 60, "tst_groups.txt: expected a line for each of 20 test documents, found 60; line i is"),
     ],
 )
-def test_broken_groups(xc_folder: Path, text: str, expected: str) -> None:
-    (xc_folder / "trn_groups.txt").write_text(text)
+def test_broken_groups(xc_folder: Path, file: str, text: str, expected: str) -> None:
+    (xc_folder / f"{file}_groups.txt").write_text(text)
     with pytest.raises(DataError) as caught:
         xc.read(settings(xc_folder))
     assert expected in str(caught.value)

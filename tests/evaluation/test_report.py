@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 from ramen.evaluation.figures import gains_figure, png
 from ramen.evaluation.report import COLUMNS, GraphFacts, Item, Report, Sample, make_figures, render
+from ramen.evaluation.uncertainty import Gain
 
 KEYS = list(COLUMNS.values())
 METRICS = {f"{prefix}{key}": 10.0 + i for prefix in ("", "head/", "torso/", "tail/") for i, key in enumerate(KEYS)}
@@ -77,12 +78,18 @@ def test_texts_are_escaped_and_hits_marked() -> None:
     assert "1,234" in html and "BASE" not in html
 
 
-def test_differences_to_the_base_are_signed() -> None:
+def test_gains_below_two_standard_errors_are_grey() -> None:
     base = {key: value - 1.25 for key, value in METRICS.items()} | {"tail/p_at_1": METRICS["tail/p_at_1"] + 2}
-    html = page(replace(REPORT, base=base, base_bins=BINS))
-    assert '<span class="delta up">+1.25</span>' in html
-    assert '<span class="delta down">−2.00</span>' in html
-    assert "delta" not in page(REPORT).split("</style>")[1]
+    gains = {key: Gain(1.25, 0.6) for key in METRICS} | {"tail/p_at_1": Gain(-2.0, 0.5), "p_at_5": Gain(1.25, 0.63)}
+    del gains["head/p_at_1"]
+    html = page(replace(REPORT, base=base, base_bins=BINS, gains=gains, error_note="paired over 4 test documents"))
+    cells = re.findall(r'<span class="delta (.*?)">(.*?)</span>', html)
+    assert cells.count(("even", "+1.25 ±0.63")) == 1 and cells.count(("down", "−2.00 ±0.50")) == 1
+    assert cells.count(("even", "+1.25")) == 1, "a gain whose error is unknown is no certain one"
+    assert set(cells) == {("even", "+1.25 ±0.63"), ("down", "−2.00 ±0.50"), ("even", "+1.25"), ("up", "+1.25 ±0.60")}
+    assert "standard error,\npaired over 4 test documents; gains below two standard errors are grey" in html
+    plain = page(REPORT).split("</style>")[1]
+    assert "delta" not in plain and "standard error" not in plain
 
 
 def test_figures_follow_the_history() -> None:

@@ -15,10 +15,12 @@ import pytest
 import scipy.sparse as sp
 
 from ramen.artifacts import drafts, open_artifact
+from ramen.cli import tables
 from ramen.config import Encoder
 from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
+from ramen.evaluation.report import COLUMNS
 from ramen.graph.metadata import Graph, write_graphs
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
@@ -66,7 +68,7 @@ def write_inputs(problem: Problem, folder: Path, history: Any = HISTORY) -> dict
 
 
 def run(inputs: dict[str, Path], out: Path, track: Any = None, **scoring: Any) -> dict[str, float]:
-    sections = {"encoder": ENCODER.model_dump(), "scoring": scoring}
+    sections = {"encoder": ENCODER.model_dump(), "scoring": {"peers": [], **scoring}}
     return run_stage("evaluate", sections=sections, inputs=inputs, outputs={"evaluation": out}, track=track)
 
 
@@ -129,7 +131,7 @@ def test_metrics_and_predictions_are_those_of_brute_force(
     stored = json.loads((out / "metrics.json").read_text())
     assert stored == metrics and list(stored) == sorted(stored)
     assert track.headlines == metrics
-    assert set(track.files) == {"report.html", "metrics.json", "figures"}
+    assert set(track.files) == {"report.html", "metrics.json", "figures", "per_document.parquet"}
 
 
 def test_slices_add_up_and_counts_are_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
@@ -175,12 +177,74 @@ def test_base_is_set_beside(inputs: dict[str, Path], tmp_path: Path) -> None:
     metrics = run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), samples=2)
     stored = json.loads((tmp_path / "evaluation/metrics.json").read_text())
     assert {key.removeprefix("base/"): value for key, value in stored.items() if key.startswith("base/")} == base
-    assert metrics == base
+    assert {key: value for key, value in metrics.items() if not key.startswith("gain")} == base
+    assert metrics["gain/tail/p_at_1"] == metrics["gain_se/tail/p_at_1"] == 0
     html = (tmp_path / "evaluation/report.html").read_text()
-    assert html.count("<h3>BASE</h3>") == 2 and "±0.00" in html
+    assert html.count("<h3>BASE</h3>") == 2 and '<span class="delta even">+0.00 ±0.00</span>' in html
     again = run(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"), samples=0)
-    assert again == base  # a base's own base is not passed on
-    assert not any(key.startswith("base/base/") for key in json.loads((tmp_path / "third/metrics.json").read_text()))
+    assert again == metrics
+    stored = json.loads((tmp_path / "third/metrics.json").read_text())
+    assert not any(key.startswith(("base/base/", "base/gain")) for key in stored), "a base's own base is not passed on"
+
+
+def test_gains_have_errors_clustered_by_the_groups_of_the_dataset(tiny_problem: Problem, tmp_path: Path) -> None:
+    groups = np.repeat(np.arange(7), [6, 4, 3, 3, 2, 1, 1])
+    inputs = write_inputs(replace(tiny_problem, test_groups=groups), tmp_path)
+    base = run(inputs, tmp_path / "base")
+    with drafts({"model": tmp_path / "other"}, sections={}, inputs={}, work=tmp_path / "work") as made:
+        encoder = load_encoder("tiny", ENCODER)
+        rng = np.random.default_rng(0)
+        for weight in encoder.parameters():
+            noise = rng.standard_normal(tuple(weight.shape), np.float32)
+            weight.data += 0.3 * weight.data.std(correction=0) * weight.data.new_tensor(noise)
+        encoder.save(made["model"].path)
+    track = Recorder()
+    metrics = run({**inputs, "model": tmp_path / "other"}, tmp_path / "out", track, base=str(tmp_path / "base"))
+    first = {}
+    for name in ("out", "base"):
+        table = pq.read_table(tmp_path / name / "predictions.parquet", filters=[("rank", "=", 1)]).to_pylist()
+        best = {row["document"]: row["label_index"] for row in table}
+        first[name] = np.array([100 * tiny_problem.y_test[i, best[f"test-{i}"]] for i in range(20)])
+    differences = first["out"] - first["base"]
+    assert metrics["gain/p_at_1"] == pytest.approx(differences.mean()) == metrics["p_at_1"] - base["p_at_1"]
+    sums = [(differences - differences.mean())[groups == group].sum() for group in range(7)]
+    assert metrics["gain_se/p_at_1"] == pytest.approx(np.sqrt(7 / 6 * np.square(sums).sum()) / 20) and differences.any()
+    for key in (*tables.COLUMNS.values(), *COLUMNS.values()):
+        for part in ("", "head/", "torso/", "tail/"):
+            gain = metrics[f"{part}{key}"] - base[f"{part}{key}"]
+            assert metrics[f"gain/{part}{key}"] == pytest.approx(gain, abs=1e-9) and f"gain_se/{part}{key}" in metrics
+    assert track.headlines == metrics
+    assert open_artifact(tmp_path / "out", "evaluation").counts["test_groups"] == 7
+    html = (tmp_path / "out/report.html").read_text()
+    assert "clustered by their 7 groups" in html and f" ±{metrics['gain_se/p_at_1']:.2f}</span>" in html
+
+
+def test_one_group_of_test_documents_gives_gains_without_errors(tiny_problem: Problem, tmp_path: Path) -> None:
+    inputs = write_inputs(replace(tiny_problem, test_groups=np.zeros(20, np.int64)), tmp_path)
+    run(inputs, tmp_path / "base")
+    metrics = run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"))
+    assert metrics["gain/p_at_1"] == 0 and not any(key.startswith("gain_se/") for key in metrics)
+
+
+def test_peers_are_measured_on_the_same_documents(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metrics = run(inputs, tmp_path / "evaluation", peers=["tfidf", "untrained"])
+    assert metrics["peers/untrained/p_at_1"] == metrics["p_at_1"], "the model of this test is the untrained encoder"
+    assert metrics["peers/tfidf/p_at_1"] > metrics["p_at_1"] and "peers/tfidf/tail/p_at_1" not in metrics
+    assert json.loads((tmp_path / "evaluation/metrics.json").read_text()) == metrics
+    html = (tmp_path / "evaluation/report.html").read_text()
+    assert html.count('class="peer"') == 2 and "Untrained encoder" in html
+    run(inputs, tmp_path / "other", base=str(tmp_path / "evaluation"))
+    stored = json.loads((tmp_path / "other/metrics.json").read_text())
+    assert not any("peers/" in key for key in stored), "the base's peers are not passed on"
+
+
+def test_peer_that_cannot_run_is_left_out_with_a_warning(
+    inputs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = {"encoder": {**ENCODER.model_dump(), "name": str(tmp_path / "nowhere")}, "scoring": {}}
+    metrics = run_stage("evaluate", sections=sections, inputs=inputs, outputs={"evaluation": tmp_path / "evaluation"})
+    assert "peers/tfidf/p_at_1" in metrics and not any("untrained" in key for key in metrics)
+    assert "warning: peer untrained is left out of the evaluation: encoder" in capsys.readouterr().err
 
 
 def test_base_of_another_dataset_or_propensity_is_refused(

@@ -16,7 +16,8 @@ from ramen.data.dataset import AnchorSet, Problem, Texts
 from ramen.encoder.labels import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.training.context import PARSIMONY, PRIOR, _chosen, _judged
-from ramen.training.judging import FEW, FEWEST, Judges
+from ramen.training.judging import FEWEST, Judges
+from ramen.training.loop import FEW
 from ramen.training.session import Session, split_validation
 
 from training_recipe import changed, train

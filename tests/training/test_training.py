@@ -27,7 +27,8 @@ from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
 from ramen.training.batches import Step
-from ramen.training.loop import Trainer, linear_schedule, make_optimizer
+from ramen.training.loop import Trainer, make_optimizer
+from ramen.training.plan import linear_schedule
 from ramen.training.session import Session, split_validation, validation_set
 
 from training_recipe import SECTIONS, changed, history, same, train
@@ -121,11 +122,14 @@ def test_graph_negatives_come_from_the_sets_asked_for_and_go_with_the_graphs(
 
 
 def test_pruning_starts_from_the_original_and_obeys_the_threshold(
-    tiny_artifacts: dict[str, Path], tmp_path: Path
+    tiny_problem: Problem, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
     train(tiny_artifacts, tmp_path / "all", changed(pruning={"rule": "threshold", "threshold": 1.0}))
     pruned = read_graphs(tmp_path / "all" / "pruned_graph")
-    assert sum(graph.num_edges for sides in pruned.values() for graph in sides.values()) == 0
+    held_out = set(split_validation(tiny_problem, Training(validation_fraction=0.1))[0].tolist())
+    for sides in pruned.values():
+        assert sides["labels"].num_edges == 0
+        assert set(sides["train"].rows().tolist()) <= held_out, "no step draws these, so they were never judged"
     train(tiny_artifacts, tmp_path / "none", changed(pruning={"enabled": False}))
     whole, kept = read_graphs(tiny_artifacts["graph"]), read_graphs(tmp_path / "none" / "pruned_graph")
     for name, sides in whole.items():
@@ -159,7 +163,7 @@ def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Problem, m
     rng = np.random.default_rng(0)
     labels = rng.standard_normal((30, 8)).astype(np.float32)
     held_out = np.arange(3, 43)
-    whole = validation_set(tiny_problem, held_out)
+    whole = validation_set(tiny_problem, held_out, tiny_problem.filter_train)
     assert whole.sampled() is whole
     monkeypatch.setattr("ramen.training.loop.JUDGES", 10)
     part = whole.sampled()
@@ -168,7 +172,7 @@ def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Problem, m
     documents[:5] = 9 * labels[tiny_problem.y_train[part.documents[:5]].toarray().argmax(1)]
     scores = np.where(tiny_problem.filter_train[part.documents].toarray() > 0, -np.inf, documents @ labels.T)
     best = tiny_problem.y_train[part.documents].toarray()[np.arange(10), scores.argmax(1)]
-    assert part.p_at_1(documents, labels) == pytest.approx(100 * best.mean())
+    assert part.quality(documents, labels).p_at_1 == pytest.approx(100 * best.mean())
     assert best.sum() >= 5
 
 
@@ -178,7 +182,7 @@ def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents
     documents = np.eye(30, dtype=np.float32)[problem.y_train[held_out].argmax(1).A1]
     labels = np.eye(30, dtype=np.float32)
     labels[problem.unseen] = 2.0  # first for every document
-    assert validation_set(problem, held_out).p_at_1(documents, labels) == 100.0
+    assert validation_set(problem, held_out, problem.filter_train).quality(documents, labels).p_at_1 == 100.0
 
 
 def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ class StopAt(NullTracker):
     def __init__(self, session_step: int) -> None:
         self.left = session_step
 
-    def log(self, metrics: Any, step: int | None = None) -> None:
+    def curve(self, metrics: Any, step: int) -> None:
         import os
         import signal
 

@@ -5,9 +5,7 @@ recommend. Text of both: `name: synopsis`, for example "python3-numpy: Fast arra
 the name carries what the one-line synopsis takes as known. Anchor sets: `depends` (the packages it depends on),
 `rdepends` (those that depend on it), `debtags`. Suggests and Recommends never become edges of an anchor set.
 
-Train and test are split by source package, so that siblings (foo, foo-doc, foo-data) never straddle. A package that
-is a label too is filtered from its own predictions; so is, for a test document A, a label B that as a training
-document has the label A (the answer could be read from the reversed training edge).
+Train and test are split by source package, so that siblings (foo, foo-doc, foo-data) never straddle.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import NDArray
 
 from ramen import config
 from ramen.data.dataset import AnchorSet, Problem, Texts
@@ -76,22 +75,17 @@ def build(archive: dict[str, Package], settings: config.Data) -> Problem:
     test = [name for name in documents if held_out[name]]
     labels = sorted({label for name in documents for label in targets[name]})
     position = {name: i for i, name in enumerate(labels)}
-
-    own = {name: {name} for name in documents}
-    answers = {name: {name} for name in test}
-    for name in train:
-        for label in targets[name] & answers.keys():
-            answers[label].add(name)
     return Problem(
         _texts(train, archive),
         _texts(test, archive),
         _texts(labels, archive),
         _matrix(train, targets, position),
         _matrix(test, targets, position),
-        _matrix(train, own, position),
-        _matrix(test, answers, position),
+        sp.csr_matrix((len(train), len(labels)), dtype=np.float32),
+        sp.csr_matrix((len(test), len(labels)), dtype=np.float32),
         _anchor_sets(archive, train, test, labels),
-        groups=np.unique([archive[name].source for name in train], return_inverse=True)[1].astype(np.int64),
+        groups=_numbered_sources(train, archive),
+        test_groups=_numbered_sources(test, archive),
     )
 
 
@@ -102,6 +96,11 @@ def _targets(package: Package, archive: dict[str, Package]) -> set[str]:
 
 def _is_test(source: str, settings: config.Data) -> bool:
     return share(source, seed=settings.seed, purpose="test") < settings.test_fraction
+
+
+def _numbered_sources(names: Sequence[str], archive: dict[str, Package]) -> NDArray[np.int64]:
+    """The number of each package's source package."""
+    return np.unique([archive[name].source for name in names], return_inverse=True)[1].astype(np.int64)
 
 
 def _texts(names: Sequence[str], archive: dict[str, Package]) -> Texts:

@@ -5,8 +5,8 @@ What is looked for, the first that is there (each `.txt` also as `.txt.gz`, each
 - texts: `trn.json`, `raw_data/train.raw.txt`, `raw/trn_X.txt`; `tst`/`test` and `lbl`/`label` (`raw/Y.txt`) likewise;
 - labels of documents: `trn_X_Y.npz`, `trn_X_Y.txt`, `Y.trn.npz`, else `target_ind` of `trn.json`; `tst` likewise;
 - filters: `filter_labels_train.txt`, `trn_filter_labels.txt` (Renee), else none; `test`/`tst` likewise;
-- groups of training documents: `trn_groups.txt`, a name for each (its site, session, author), where test documents were
-  set aside by whole groups; else each document is its own;
+- groups of documents: `trn_groups.txt`, `tst_groups.txt`, a name for each document (its site, session, author), where
+  test documents were set aside by whole groups; without the file each document is its own group;
 - anchor set S: `S_trn_X_Y.*` and `S_lbl_X_Y.*`, for oracles `S_tst_X_Y.*`; texts `raw_data/S.raw.txt` or `S.raw.txt`.
   `S_renee_*` are a linker's predictions, not links, and are left alone.
 
@@ -52,7 +52,7 @@ _FILTERS = {
     "train": ("filter_labels_train.txt", "trn_filter_labels.txt"),
     "test": ("filter_labels_test.txt", "tst_filter_labels.txt"),
 }
-_GROUPS = "trn_groups.txt"
+_GROUPS = {"train": "trn_groups.txt", "test": "tst_groups.txt"}
 _MATRIX = re.compile(r".+_.+_X_Y\.(?:npz|txt|txt\.gz)")
 _RAW = re.compile(r"(?P<list>.+)\.raw\.txt(?:\.gz)?")
 _LISTS = ("train", "test", "label")
@@ -87,7 +87,7 @@ def read(settings: config.Data) -> Problem:
     filters = {kind: _read_filter(folder, kind, y[kind].shape, defects) for kind in _FILTERS}
     counts = {"trn": len(train.texts), "lbl": len(labels.texts), "tst": len(test.texts)}
     _warn_of_lost_graphs(folder)
-    groups = _read_groups(folder, len(train.texts), settings, defects)
+    groups = {kind: _read_groups(folder, kind, len(rows[kind].texts), settings, defects) for kind in _GROUPS}
     anchor_sets = {name: _read_anchors(folder, name, counts, settings, defects) for name in anchor_set_names(folder)}
     defects.raise_if_any()
     problem = Problem(
@@ -99,7 +99,8 @@ def read(settings: config.Data) -> Problem:
         filters["train"],
         filters["test"],
         anchor_sets,
-        groups=groups,
+        groups=groups["train"],
+        test_groups=groups["test"],
         files=_files(folder, rows),
     )
     return _subset(problem, settings)
@@ -141,7 +142,8 @@ def _subset(problem: Problem, settings: config.Data) -> Problem:
     if not 0 < settings.max_documents < len(problem.train) + len(problem.test):
         return problem
     train = problem.train.uids if problem.groups is None else problem.groups.tolist()
-    groups = [f"train {each}" for each in train] + [f"test {uid}" for uid in problem.test.uids]
+    test = problem.test.uids if problem.test_groups is None else problem.test_groups.tolist()
+    groups = [f"train {each}" for each in train] + [f"test {each}" for each in test]
     keep = choose(groups, settings.max_documents, seed=settings.seed)
     warn(f"{settings.path}: {keep.sum():,} of {len(keep):,} documents are kept, by data.max_documents")
     return restrict(problem, keep[: len(problem.train)], keep[len(problem.train) :])
@@ -306,8 +308,10 @@ def _read_filter(folder: Path, kind: str, shape: tuple[int, int], defects: Defec
     return sp.csr_matrix(shape, dtype=np.float32) if file is None else read_pairs(file, shape, defects)
 
 
-def _read_groups(folder: Path, documents: int, settings: config.Data, defects: Defects) -> NDArray[np.int64] | None:
-    file = _find(folder, [_GROUPS])
+def _read_groups(
+    folder: Path, kind: str, documents: int, settings: config.Data, defects: Defects
+) -> NDArray[np.int64] | None:
+    file = _find(folder, [_GROUPS[kind]])
     if file is None:
         return None
     names = [name.strip() for _, name in decoded_lines(file, settings.encoding, defects)]
@@ -315,7 +319,8 @@ def _read_groups(folder: Path, documents: int, settings: config.Data, defects: D
         if not name:
             defects.add(file, "expected the name of a group, found an empty line", "name every document's", line=number)
     if len(names) != documents:
-        expected = f"expected a line for each of {documents} training documents, found {len(names)}"
+        split = "training" if kind == "train" else "test"
+        expected = f"expected a line for each of {documents} {split} documents, found {len(names)}"
         defects.add(file, expected, "line i is the group of document i")
     return pd.factorize(np.array(names, object), sort=True)[0].astype(np.int64)  # np.unique pads all to the longest
 

@@ -1,0 +1,145 @@
+"""sentence-transformers' own trainer: MultipleNegativesRankingLoss with mined hard negatives, for a given time.
+
+Same start weights, text length, batch size, optimiser settings, precision and held-out documents as RAMEN. The
+time limit covers loading, mining and training; the learning rate follows the clock and reaches 0 at the limit.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, disable_progress_bars
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.util import mine_hard_negatives
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PrinterCallback, TrainerCallback
+
+from ramen.data.dataset import Problem
+from ramen.encoder.loading import load_encoder
+from ramen.encoder.model import use_bf16
+from ramen.peers import Rank, Task
+from ramen.retrieval import search
+from ramen.training.session import split_validation
+
+EMBED_BATCH = 256
+NEVER = 1 << 30
+"""Steps after which training would end without a time limit."""
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """Stops training at the time limit, and tells the share of the time that is left.
+
+    Args:
+        seconds: the limit, counted from now.
+        warmup: steps of linear rise of the learning rate.
+    """
+
+    def __init__(self, seconds: float, warmup: int) -> None:
+        self.deadline = time.monotonic() + seconds
+        self.warmup = warmup
+        self.start = 0.0
+
+    def learning_rate(self, step: int) -> float:
+        """Factor of the peak learning rate: linear rise over the first steps, then linear decay in time."""
+        left = (self.deadline - time.monotonic()) / max(self.deadline - self.start, 1e-9)
+        return min(max(left, 0.0), (step + 1) / (self.warmup + 1))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.start = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = time.monotonic() >= self.deadline
+
+
+class TimedTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
+    """The trainer with a learning rate that follows a clock."""
+
+    def __init__(self, clock: Clock, **kwargs: Any) -> None:
+        super().__init__(callbacks=[clock], **kwargs)
+        self.clock = clock
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """As of the trainer."""
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.clock.learning_rate)
+        return self.lr_scheduler
+
+
+def fit(task: Task) -> Rank:
+    """Mine negatives with the start weights, then train until the time is over."""
+    problem, training, scoring = task.problem, task.training, task.scoring
+    clock = Clock(task.seconds, training.lr_warmup_steps)
+    disable_progress_bars()
+    load_encoder(task.encoder.name, task.encoder, "cpu").save(task.work / "start")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(training.seed)
+    model = SentenceTransformer(str(task.work / "start"), device=device)
+    model.model_card_data.generate_widget_examples = False
+    pairs = training_pairs(problem, split_validation(problem, training)[1])
+    bf16 = use_bf16(task.encoder.precision, device)
+    with torch.autocast(device, torch.bfloat16, enabled=bf16):
+        rows = mine_hard_negatives(
+            pairs,
+            model,
+            corpus=[problem.labels.texts[i] for i in np.setdiff1d(np.arange(len(problem.labels)), problem.unseen)],
+            num_negatives=1,
+            batch_size=EMBED_BATCH,
+            use_faiss=True,
+            verbose=False,
+        )
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(task.work / "trainer"),
+        per_device_train_batch_size=training.batch_size,
+        max_steps=NEVER,
+        learning_rate=training.lr,
+        weight_decay=training.weight_decay,
+        adam_epsilon=training.adam_eps,
+        max_grad_norm=training.clip_norm,
+        bf16=bf16,
+        use_cpu=device == "cpu",
+        batch_sampler="no_duplicates",
+        seed=training.seed,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = TimedTrainer(
+        clock, model=model, args=arguments, train_dataset=rows, loss=MultipleNegativesRankingLoss(model)
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    done = trainer.state.global_step
+    share = done * training.batch_size / len(rows)
+    print(f"sentence-transformers: {done} steps in {task.seconds:.0f} s, {share:.1f} epochs", file=sys.stderr)
+    model.eval()
+
+    def rank() -> Any:
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            documents, labels = (
+                model.encode(texts.texts, batch_size=EMBED_BATCH, show_progress_bar=False).astype(np.float32)
+                for texts in (problem.test, problem.labels)
+            )
+        return search(documents, labels, scoring.retrieve, scoring.chunk, problem.candidates)
+
+    return rank
+
+
+def training_pairs(problem: Problem, documents: Any) -> Dataset:
+    """Every positive pair of the given training documents as texts `anchor`, `positive`."""
+    pairs = problem.positives[documents].tocoo()
+    kept = ~np.isin(pairs.col, problem.unseen)
+    return Dataset.from_dict(
+        {
+            "anchor": [problem.train.texts[i] for i in documents[pairs.row[kept]]],
+            "positive": [problem.labels.texts[i] for i in pairs.col[kept]],
+        }
+    )

@@ -1,0 +1,24 @@
+"""XR-Transformer of libpecos: the encoder fine-tuned level by level, then linear classifiers on its vectors and TF-IDF.
+
+Start weights, text length and the random seed are those of RAMEN, all else libpecos' default.
+"""
+
+from __future__ import annotations
+
+from ramen.encoder.loading import load_encoder
+from ramen.peers import Rank, Task, libpecos
+
+BATCH = 32
+
+
+def fit(task: Task) -> Rank:
+    """Fine-tune the configured encoder."""
+    encoder = load_encoder(task.encoder.name, task.encoder, "cpu")
+    encoder.save(task.work / "encoder")
+    return libpecos.fit(
+        task,
+        "xr-transformer",
+        encoder=str(task.work / "encoder"),
+        max_length=encoder.settings.max_length,
+        batch_size=BATCH,
+    )
