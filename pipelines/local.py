@@ -21,8 +21,9 @@ import psutil
 from components.step import EXIT_LINE
 from pipelines.ramen import Outputs, build
 from ramen.artifacts import apply_umask
+from ramen.cleanup import forget_warmup
 from ramen.config import Config
-from ramen.errors import ERROR, Interrupted, RamenError
+from ramen.errors import ERROR, Interrupted, RamenError, warn
 from ramen.provenance import ARM_ENV
 from ramen.stages import STAGES, record_cached
 from ramen.stopping import on_stop
@@ -70,7 +71,15 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
     with _environment({ARM_ENV: arm}), console.attached(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            finished = _run(build(settings, versions(settings), retry=False), console)
+            pipeline = build(settings, versions(settings), retry=False)
+            try:
+                finished = _run(pipeline, console)
+            except RamenError as error:
+                if not forget_warmup(store, str(error)):
+                    raise
+                warn("`ramen gc` removed the training state that prune-retrain needs: warmup runs again")
+                console.cached.clear()
+                finished = _run(pipeline, console)
         finally:
             if (store / "cache").is_dir():  # the runner writes its entries with mode 0600
                 apply_umask(store / "cache")

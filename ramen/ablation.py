@@ -28,7 +28,7 @@ import numpy as np
 from ramen.artifacts import drafts, open_artifact, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
-from ramen.errors import ArtifactError, ConfigError, Interrupted
+from ramen.errors import ArtifactError, ConfigError, Interrupted, StateRemoved
 from ramen.evaluation.metrics import ENCODER
 from ramen.evaluation.per_document import from_evaluation
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS
@@ -68,7 +68,12 @@ def run_row(config: Config, cache: Path) -> Outcome:
     made: dict[str, Path] = {}
     seconds = 0.0
     for name in CHAIN:
-        folder, metrics, took = _stage(name, config, made, cache)
+        try:
+            folder, metrics, took = _stage(name, config, made, cache)
+        except StateRemoved:
+            shutil.rmtree(made["warm_model"].parent)
+            _stage("warmup", config, made, cache)
+            folder, metrics, took = _stage(name, config, made, cache)
         made |= {artifact: folder / artifact for artifact in STAGES[name].writes}
         if name in TRAINING:
             seconds += took

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramen.errors import ArtifactError
+from ramen.errors import ArtifactError, StateRemoved
 
 FORMAT = 1
 FRESH = 120.0
@@ -32,6 +32,9 @@ FRESH = 120.0
 ASIDE = "it"
 """An output that is being replaced, in a folder `.NAME.*.old` beside it."""
 MANIFEST = "manifest.json"
+DISPOSABLE = frozenset({"training_state.safetensors", "oracle_documents.npy", "oracle_labels.npy"})
+"""Files of a warm model that only `prune-retrain` reads. `ramen gc` may delete them: the manifest, and so the digest,
+stays the same, and the artifact stays valid for every other reader."""
 ROWS = 1 << 17
 """Texts that are written at a time."""
 
@@ -85,20 +88,28 @@ class Draft:
     counts: dict[str, Any] = field(default_factory=dict)
 
 
-def open_artifact(path: str | os.PathLike[str], name: str) -> Artifact:
+def open_artifact(path: str | os.PathLike[str], name: str, *, complete: bool = False) -> Artifact:
     """Open a finished artifact and check every file against its manifest.
 
     Args:
         path: the artifact's directory.
         name: what it is expected to be (a key of `KINDS`).
+        complete: whether `DISPOSABLE` files must be there too.
 
     Raises:
         ArtifactError: missing, unfinished, of another kind or format, or a file that differs.
+        StateRemoved: a disposable file is missing, and `complete` is set.
     """
     path = Path(path)
     manifest = read_manifest(path, name)
     for relative, facts in manifest["files"].items():
         file = path / relative
+        if relative in DISPOSABLE and not file.exists():
+            if complete:
+                raise StateRemoved(
+                    f"{path}: the training state was removed by `ramen gc`; run `ramen warmup` again ({relative})"
+                )
+            continue
         if not file.is_file():
             raise ArtifactError(f"{file}: missing, though listed in {MANIFEST}; run the stage that writes {name} again")
         if file.stat().st_size != facts["bytes"] or sha256(file) != facts["sha256"]:
@@ -218,6 +229,23 @@ def _replaceable(place: Path, kind: str) -> bool:
     return isinstance(manifest, dict) and manifest.get("kind") == kind
 
 
+def abandoned_drafts(parent: Path, names: Sequence[str]) -> list[Path]:
+    """Drafts of artifacts that killed processes left in a folder: minutes old and held by nobody."""
+    return [left for name in names for left in sorted(parent.glob(f".{glob.escape(name)}.*.tmp")) if _abandoned(left)]
+
+
+def _abandoned(draft: Path) -> bool:
+    with suppress(OSError):  # gone meanwhile
+        if time.time() - draft.stat().st_mtime < FRESH:
+            return False
+        handle = os.open(draft, os.O_RDONLY)
+        try:
+            return _lock(handle)
+        finally:
+            os.close(handle)
+    return False
+
+
 def _sweep(parent: Path, name: str) -> None:
     """Remove drafts of an output that killed processes left: those that are minutes old and that nobody holds.
 
@@ -230,16 +258,8 @@ def _sweep(parent: Path, name: str) -> None:
             if not (parent / name).exists() and (left / ASIDE).is_dir():
                 os.rename(left / ASIDE, parent / name)
             shutil.rmtree(left, ignore_errors=True)
-    for left in parent.glob(f".{glob.escape(name)}.*.tmp"):
-        with suppress(OSError):  # gone meanwhile
-            if time.time() - left.stat().st_mtime < FRESH:
-                continue
-            handle = os.open(left, os.O_RDONLY)
-            try:
-                if _lock(handle):
-                    shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(handle)
+    for left in abandoned_drafts(parent, [name]):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _lock(handle: int) -> bool:

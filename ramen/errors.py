@@ -76,6 +76,10 @@ class ArtifactError(RamenError):
     exit_code = 4
 
 
+class StateRemoved(ArtifactError):
+    """A warm model lacks the training state that `ramen gc` removed."""
+
+
 class GateRefused(RamenError):
     """A candidate did not pass a gate that it had to pass."""
 

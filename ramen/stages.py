@@ -247,7 +247,7 @@ def run_stage(
     assert set(inputs) == set(stage.reads) and set(outputs) == set(stage.writes), (name, inputs, outputs)
     values = {key: parse_section(key, sections.get(key, {})) for key in stage.sections}
     plain = {key: value.model_dump() for key, value in values.items()}
-    opened = {key: open_artifact(path, key) for key, path in inputs.items()}
+    opened = {key: open_artifact(path, key, complete=True) for key, path in inputs.items()}
     belong_together(opened)
     track.params(flat_params(plain))
     for key, artifact in opened.items():

@@ -97,6 +97,12 @@ def release(work: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def waiting_inputs() -> set[str]:
+    """Digests of the artifacts that tasks with a work directory read: running ones, and interrupted ones."""
+    tasks = Path(os.environ.get(WORK_ENV, ".ramen/work")).glob(f"*/{TASK_FILE}")
+    return {digest for task in tasks for digest in json.loads(task.read_text(encoding="utf-8"))["inputs"].values()}
+
+
 def _unfinished(work: Path) -> bool:
     return any(path.name != TASK_FILE and (path.is_file() or any(path.iterdir())) for path in work.iterdir())
 

@@ -77,7 +77,7 @@ def test_the_whole_pipeline_runs_is_tracked_and_is_cached(
     assert client.get_run(again).data.metrics == whole.data.metrics, "`ramen compare` shows the cached evaluation"
     for run_id in (children["evaluate"].info.run_id, ids["evaluate"]):
         stored = {file.path for file in client.list_artifacts(run_id)}
-        assert stored == {"report.html", "metrics.json", "figures"}
+        assert stored == {"report.html", "metrics.json", "per_document.parquet", "figures"}
     assert [file.path for file in client.list_artifacts(ids["ingest"], "validation")]
     for name in ("ingest", "warmup", "evaluate"):
         assert stages[name].params == children[name].data.params

@@ -51,7 +51,7 @@ cli.add(
 cli.add("Cluster", cluster.submit, cluster.dvc_adopt, cluster.tracking)
 cli.add("Use", use.query, use.serve, runs.compare, ablate, probe)
 cli.add("Registry", registry.registry, registry.promote, registry.rollback, registry.index_update)
-cli.add("Project", project.fetch, project.config, project.compile, project.sync)
+cli.add("Project", project.fetch, project.gc, project.config, project.compile, project.sync)
 
 
 PROCESS_DEFAULTS = {

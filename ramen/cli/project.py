@@ -33,6 +33,40 @@ def fetch(resolve: Callable[..., Config], packages: Path | None) -> None:
     click.echo(path)
 
 
+@click.command(short_help="Delete what no finished or resumable run needs.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
+@click.option(
+    "--out", type=PATH, default=Path("artifacts"), show_default=True, metavar="DIR", help="--out of `ramen run`."
+)
+@click.option(
+    "--studies", type=PATH, default=Path("ablations"), show_default=True, metavar="DIR", help="--out of `ramen ablate`."
+)
+@click.option("--unfinished", is_flag=True, help="Also results of runs that did not finish, unless a checkpoint waits.")
+def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
+    """Delete results that later runs of `ramen run` replaced, training state that no stage needs, and drafts of killed
+    processes.
+
+    What the links in DIR lead to stays, as do checkpoints, all they need, and the registry. Run it in the folder in
+    which you run ramen. DVC's files are cleaned by `dvc gc`.
+
+    \b
+    Examples:
+      ramen gc --dry-run
+      ramen gc
+    """
+    from pipelines.local import STORE
+    from ramen.cleanup import delete, find_unneeded
+
+    runs = out / STORE
+    found = find_unneeded(out, runs, studies, unfinished=unfinished)
+    for each in found:
+        click.echo(f"{each.bytes:>15,}  {each.path}: {each.reason}")
+    if not dry_run:
+        delete(found, runs)
+    total = sum(each.bytes for each in found)
+    click.echo(f"{total:>15,}  bytes {'would be deleted' if dry_run else 'deleted'}")
+
+
 @click.command(short_help="Print or write a complete, commented parameter file.")
 @config_options
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Write here instead of standard output.")

@@ -28,7 +28,7 @@ def test_help_lists_every_command_under_its_title() -> None:
         "Cluster": ["submit", "dvc-adopt", "tracking"],
         "Use": ["query", "serve", "compare", "ablate", "probe"],
         "Registry": ["registry", "promote", "rollback", "index-update"],
-        "Project": ["fetch", "config", "compile", "sync"],
+        "Project": ["fetch", "gc", "config", "compile", "sync"],
     }
 
 

@@ -1,0 +1,164 @@
+"""`ramen gc`: find and delete what no finished or resumable run needs.
+
+Three things accumulate: the training state of a warm model, which only `prune-retrain` reads; results of the local
+runner that a later run of other settings replaced; drafts that killed processes left.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramen.artifacts import DISPOSABLE, FRESH, KINDS, MANIFEST, abandoned_drafts, sha256
+from ramen.errors import RamenError
+from ramen.stages import STAGES
+from ramen.work import waiting_inputs
+
+LEFT_BY_RUNNER = {"scalars", "report", "executor_output.json"}
+"""Files of Kubeflow's local runner next to a stage's artifacts."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A file or folder that nothing needs, its size in bytes, and why nothing needs it."""
+
+    path: Path
+    bytes: int
+    reason: str
+
+
+def find_unneeded(out: Path, runs: Path, studies: Path, *, unfinished: bool = False) -> list[Removal]:
+    """List what can be deleted; nothing that a link under `out`, a checkpoint or an unfinished run refers to.
+
+    Args:
+        out: `--out` of `ramen run`: a folder per variant, with a link per artifact.
+        runs: folder of the local runner: `<run>/<stage>/<artifact>` and `cache/*.json`.
+        studies: `--out` of `ramen ablate`; only training state and drafts are removed there.
+        unfinished: also list results of runs that did not finish, unless a checkpoint refers to them.
+
+    Raises:
+        RamenError: neither folder was written by ramen, or a run is in progress.
+    """
+    results = [path for path in sorted(runs.glob("ramen-*/*")) if _is_result(path)]
+    rows = [path for path in sorted((studies / "cache").glob("*-*")) if _is_result(path, path.name.rpartition("-")[0])]
+    if not results and not rows:
+        raise RamenError(f"{out}: no results of `ramen run` or `ramen ablate` ({studies}); give --out or --studies")
+    for run in sorted(runs.glob("ramen-*")):
+        if not _finished(run) and _in_progress(run):
+            raise RamenError(f"{run}: a run is in progress, or was killed just now; wait for it to end")
+    waiting = waiting_inputs()
+    protected = _protected(out)
+    superseded = {
+        path: reason for path in results if (reason := _superseded(path, protected, waiting, unfinished)) is not None
+    }
+    found = [Removal(path, _size(path), reason) for path, reason in superseded.items()]
+    kept = [path for path in (*results, *rows) if path not in superseded]
+    for path in kept:
+        for draft in abandoned_drafts(path, list(STAGES[_stage_of(path)].writes)):
+            found.append(Removal(draft, _size(draft), "draft of a process that was killed"))
+    return found + list(_training_state(kept, waiting))
+
+
+def delete(removals: Sequence[Removal], runs: Path) -> None:
+    """Delete what `find_unneeded` listed, and the cache entries that refer to it."""
+    for removal in removals:
+        if removal.path.is_dir():
+            # the entry first: a run killed meanwhile must not leave one that refers to half a result
+            for entry in runs.glob("cache/*.json"):
+                if f"{removal.path.absolute()}/" in entry.read_text(encoding="utf-8"):
+                    entry.unlink(missing_ok=True)
+            shutil.rmtree(removal.path)
+            if removal.path.parent.parent == runs and not any(removal.path.parent.iterdir()):
+                removal.path.parent.rmdir()
+        else:
+            removal.path.unlink(missing_ok=True)
+
+
+def forget_warmup(runs: Path, error: str) -> bool:
+    """Drop the cache entry of a warm-up whose missing training state an error reports; whether there was one."""
+    found = False
+    for entry in runs.glob("cache/*.json"):
+        outputs = json.loads(entry.read_text(encoding="utf-8"))
+        place = outputs.get("warm_model", {}).get("uri", "") if isinstance(outputs, dict) else ""
+        if place and f"{place}: " in error:
+            entry.unlink(missing_ok=True)
+            found = True
+    return found
+
+
+def _stage_of(result: Path) -> str:
+    return result.name if result.name in STAGES else result.name.rpartition("-")[0]
+
+
+def _is_result(path: Path, stage: str = "") -> bool:
+    """Whether a folder holds a stage's outputs and nothing that ramen or the runner did not write."""
+    stage = stage or path.name
+    if stage not in STAGES or not path.is_dir() or path.is_symlink():
+        return False
+    known = {*STAGES[stage].writes, *LEFT_BY_RUNNER, "metrics.json", "seconds.json"}
+    return all(each.name in known or each.name.startswith(".") for each in path.iterdir())
+
+
+def _manifests(result: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for name in STAGES[_stage_of(result)].writes:
+        if (file := result / name / MANIFEST).is_file():
+            yield result / name, json.loads(file.read_text(encoding="utf-8"))
+
+
+def _protected(out: Path) -> set[Path] | None:
+    """Artifacts that links under `out` lead to, and the base's evaluations that these name; None without links."""
+    linked = {link.resolve() for link in out.glob("*/*") if link.is_symlink()}
+    if not linked:
+        return None
+    for artifact in list(linked):
+        if (file := artifact / MANIFEST).is_file():
+            sections = json.loads(file.read_text(encoding="utf-8"))["sections"]
+            if base := sections.get("scoring", {}).get("base"):
+                linked.add(Path(base).resolve())
+    return linked
+
+
+def _superseded(result: Path, protected: set[Path] | None, waiting: set[str], unfinished: bool) -> str | None:
+    """Why a result of the local runner is not needed; None if it is, or may be."""
+    finished = _finished(result.parent)
+    if protected is None or not (finished or unfinished):
+        return None
+    artifacts = [artifact for artifact, _ in _manifests(result)]
+    if any(artifact.resolve() in protected or sha256(artifact / MANIFEST) in waiting for artifact in artifacts):
+        return None
+    return "replaced by a later run" if finished else "of a run that did not finish"
+
+
+def _finished(run: Path) -> bool:
+    """Whether a run came to its last stage, which never comes from the cache."""
+    return (run / "publish-index" / "retriever" / MANIFEST).is_file()
+
+
+def _in_progress(run: Path) -> bool:
+    """Whether a process holds a draft in a run's folder, or wrote there within the last minutes."""
+    for result in run.iterdir():
+        drafts = set(result.glob(".*.tmp")) if result.is_dir() else set()
+        if drafts - set(abandoned_drafts(result, list(KINDS))) or time.time() - result.stat().st_mtime < FRESH:
+            return True
+    return False
+
+
+def _training_state(results: Sequence[Path], waiting: set[str]) -> Iterator[Removal]:
+    """Training state of warm models whose `prune-retrain` has finished."""
+    manifests = [pair for result in results for pair in _manifests(result)]
+    retrained = {manifest["inputs"].get("warm_model") for artifact, manifest in manifests if artifact.name == "model"}
+    for artifact, _ in manifests:
+        digest = sha256(artifact / MANIFEST)
+        if artifact.name == "warm_model" and digest in retrained and digest not in waiting:
+            for file in (artifact / name for name in sorted(DISPOSABLE)):
+                if file.is_file():
+                    yield Removal(file, file.stat().st_size, "training state; prune-retrain has finished")
+
+
+def _size(path: Path) -> int:
+    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
