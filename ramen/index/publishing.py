@@ -217,7 +217,7 @@ def _log_model(client: Any, retriever_dir: Path, encoder_dir: Path, run_id: str,
         artifacts={name: str(path) for name, path in places.items()},
         code_paths=[str(PACKAGE)],
         pip_requirements=requirements(),
-        input_example=(list(sample[:1]), {"k": DEFAULT_K}),
+        input_example=(list(sample[:1]), {"k": DEFAULT_K, "exclude": [""]}),  # types and defaults of the parameters
     )
     return str(logged.model_id)
 
