@@ -26,8 +26,9 @@ RECENT = 0.15
 """Share of the evaluations so far whose mean must beat that of as many before them."""
 FEWEST_EVALUATIONS = 2
 """Evaluations in each of these two means, at least."""
-WORTHWHILE = 0.1
-"""Points by which the recent mean must be better for training to continue: less is not worth its time."""
+WORTHWHILE = 0.5
+"""Points by which the recent mean must be better for training to continue. At less, the decay gains more than further
+training does, and labels deep in the ranking are lost again (docs/experiments.md)."""
 FEWEST_HELD_OUT = 50
 """Held-out documents with a label from which the end of training can be decided."""
 EPOCHS_UNDECIDED = 8

@@ -76,7 +76,7 @@ LEAST_HELD_OUT = 500
 """Documents held out when they decide the end of training, if that is no more than a tenth."""
 NOISY_HELD_OUT = 200
 """Held-out documents below which a warning says that a small gain cannot be told from chance."""
-EVALUATION_SHARE = 0.2
+EVALUATION_SHARE = 0.34
 """Share of training's time that evaluations on held-out documents take at most, with `training.epochs=auto`."""
 CLOSING_MARGIN = 1.3
 """How much longer than expected the work after training may take, where `training.max_minutes` is kept."""
@@ -289,7 +289,7 @@ class Session:
         )
 
     def _epochs_between(self, sampler: StepSampler) -> int:
-        """Epochs between two evaluations: at least `STEPS_BETWEEN` steps, and a fifth of training's time at most.
+        """Epochs between two evaluations: at least `STEPS_BETWEEN` steps, and a third of training's time at most.
 
         To rank labels for held-out documents all labels are encoded, without a gradient, which costs a third of a text
         of a step; a step has as many labels and random labels as documents.
