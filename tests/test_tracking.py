@@ -64,6 +64,20 @@ def test_stages_of_ramen_run_are_children_of_its_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
+def test_curves_of_all_stages_are_one_piece_on_the_pipelines_run() -> None:
+    with start_pipeline_run("ramen", "data: {}\n") as parent:
+        for stage, steps in (("warmup", (10, 20)), ("prune-retrain", (30, 40))):
+            with open_tracker(stage) as track:
+                for step in steps:
+                    track.curve({"train/loss": 1.0 / step, "heldout/p_at_1": float(step)}, step)
+                track.log({"val_p_at_1": 40.0})
+    for key in ("train/loss", "heldout/p_at_1"):
+        assert [point.step for point in client().get_metric_history(parent, key)] == [10, 20, 30, 40]
+        assert [point.step for point in client().get_metric_history(track.run_id, key)] == [30, 40]
+    assert set(client().get_run(parent).data.metrics) == {"train/loss", "heldout/p_at_1"}
+
+
+@pytest.mark.usefixtures("store")
 def test_pods_of_one_kubeflow_run_share_a_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_RUN_ID", "run-7")
     trackers = []

@@ -36,12 +36,12 @@ OURS, BASE = "ramen", "base"
     "with_base",
     default=True,
     show_default=True,
-    help="First train the same pipeline with graphs and oracle off, on the same budget, and set it beside.",
+    help="First train the same pipeline with graphs and oracle off, and compare with it.",
 )
 def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
     """Run all stages on Kubeflow's local runner; finished stages come from its cache.
 
-    The artifacts are in DIR/ramen, those of the base (neither graphs nor an oracle, as many epochs) in DIR/base; the
+    The artifacts are in DIR/ramen, those of the base (neither graphs nor an oracle, otherwise the same) in DIR/base; the
     base is not registered.
 
     \b

@@ -45,6 +45,20 @@ def combiner(gate: Gate) -> Combiner:
     return Combiner(Retriever(gate, build_index(LABELS, Index(kind="flat")), names, names))
 
 
+def test_requests_that_wait_together_exclude_their_own_labels(gate: Gate, combiner: Combiner) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(combiner.query, ["9"], 1)
+        gate.entered.wait(20)
+        waiting = [pool.submit(combiner.query, ["0"], 2, left_out) for left_out in ((), ("l0",), ("l1", "l0"))]
+        time.sleep(0.2)
+        gate.open.set()
+        found = [[hit.uid for hit in request.result()[0]] for request in waiting]
+        assert first.result()[0][0].uid == "l9"
+    assert found[0] == ["l0", "l1"] and found[1][0] == "l1" and "l0" not in found[1]
+    assert len(found[2]) == 2 and not {"l0", "l1"} & set(found[2])
+    assert len(gate.batches) == 2, "one batch"
+
+
 def test_requests_that_wait_are_encoded_together_and_each_gets_its_own_answer(gate: Gate, combiner: Combiner) -> None:
     with ThreadPoolExecutor(16) as pool:
         first = pool.submit(combiner.query, ["0"], 1)

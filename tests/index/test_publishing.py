@@ -307,6 +307,23 @@ def test_answers_hold_the_texts_in_every_format(publish: Publish, track: Any, tm
         answer_file(queries, tmp_path / "answers.xlsx")
 
 
+def test_a_query_with_a_uid_leaves_out_its_own_label(
+    publish: Publish, track: Any, tiny_problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(track)
+    retriever = load_version("ramen", "champion")
+    assert retriever.identity == "", "this dataset's documents are no labels"
+    retriever.identity = "uid"
+    monkeypatch.setattr("ramen.index.registry.load_version", lambda *_: retriever)
+    labels = tiny_problem.labels
+    rows = [{"uid": labels.uids[4], "text": labels.texts[4]}, {"uid": "other", "text": labels.texts[4]}]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answer_file(tmp_path / "q.jsonl", tmp_path / "a.parquet", k=3)
+    found = pd.read_parquet(tmp_path / "a.parquet").groupby("query")["label"].agg(list)
+    assert found["other"][0] == labels.uids[4]
+    assert labels.uids[4] not in found[labels.uids[4]] and len(found[labels.uids[4]]) == 3
+
+
 def test_a_broken_query_writes_nothing(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     file, out = tmp_path / "queries.jsonl", tmp_path / "answers.parquet"

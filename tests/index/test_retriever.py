@@ -52,6 +52,18 @@ def test_hits_are_best_first_with_the_cosine(compass: Retriever) -> None:
     assert [hit.score for hit in hits] == pytest.approx([0.8, 0.6])
 
 
+def test_excluded_labels_make_room_for_the_next(compass: Retriever) -> None:
+    answers = compass.query(["northeast", "northeast", "east"], 2, [("N",), (), ("E", "no such label")])
+    assert [[hit.uid for hit in hits] for hits in answers] == [["E", "W"], ["N", "E"], ["N", "W"]]
+    assert compass.query(["east"], 3, [("E", "N", "W")]) == [[]]
+
+
+@pytest.mark.parametrize(("identity", "own"), [("uid", ["N"]), ("text", ["E"]), ("", [])])
+def test_a_query_knows_its_own_label(compass: Retriever, identity: str, own: list[str]) -> None:
+    retriever = Retriever(compass.encoder, compass.index, compass.uids, compass.texts, identity)
+    assert list(retriever.own_labels("N", " east ")) == own
+
+
 def test_k_beyond_the_labels_returns_all_and_k_below_one_is_refused(compass: Retriever) -> None:
     assert [hit.uid for hit in compass.query(["east"], 50)[0]] == ["E", "N", "W"]
     assert compass.query([], 3) == []

@@ -84,6 +84,9 @@ def test_server_answers_many_texts_at_once_and_refuses_what_it_cannot_answer(ask
     for row, hits in zip(answer["predictions"], local, strict=True):
         assert row["scores"] == pytest.approx([hit.score for hit in hits], abs=1e-5)
     assert len(ask({"inputs": ["rook"]})[1]["predictions"][0]["ids"]) == 10
+    labels = answer["predictions"][1]["ids"]
+    left_out = ask({"inputs": ["rook"], "params": {"k": 3, "exclude": labels[:2]}})[1]["predictions"][0]["ids"]
+    assert left_out[:2] == labels[2:4] and len(left_out) == 3
     for body, said in [
         ({"inputs": ["rook"], "params": {"k": 0}}, "at least 1"),
         ({"inputs": ["rook"], "params": {"k": 1_000_000_000}}, "at most 1000"),

@@ -116,6 +116,8 @@ def test_api_answers_as_the_registry_does_and_refuses_nonsense(url: str, publish
     local = load_version("ramen", "1").query(["pepper soup"], 4)[0]
     assert [label["uid"] for label in answer["labels"]] == [hit.uid for hit in local]
     assert "anchors" not in answer["labels"][0], "they cost an encoding, and are asked for"
+    _, without = _ask(url, text="pepper soup", k=3, exclude=[local[0].uid, "no such label"])
+    assert [label["uid"] for label in without["labels"]] == [hit.uid for hit in local[1:4]]
     status, answer = _ask(url, text="pepper soup", k=30, version="2", explain=True)
     assert status == 200 and answer["version"] == 2 and len(answer["labels"]) == 21
     problem = Problem.read(published / "dataset")
