@@ -41,7 +41,7 @@ OURS, BASE = "ramen", "base"
 def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
     """Run all stages on Kubeflow's local runner; finished stages come from its cache.
 
-    The artifacts are in DIR/ramen, those of the base (neither graphs nor an oracle, otherwise the same) in DIR/base; the
+    The artifacts are in DIR/ramen, those of the base (no graphs, no oracle, otherwise the same) in DIR/base; the
     base is not registered.
 
     \b
