@@ -106,13 +106,13 @@ def test_cached_row_records_metrics_and_report_on_its_run(
         ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ramen-ablate")
     cached, computed = list_pipeline_runs()
-    assert computed.metrics["p_at_1"] >= 0 and cached.metrics == computed.metrics
+    assert "p_at_1" in cached.metrics and cached.metrics.items() <= computed.metrics.items()
     client = MlflowClient()
     experiment = client.get_experiment_by_name("ramen-ablate").experiment_id
     (evaluation,) = client.search_runs(
         [experiment], f"tags.`mlflow.parentRunId` = '{cached.run_id}' and tags.`ramen.stage` = 'evaluate'"
     )
-    assert evaluation.data.tags["ramen.cached"] == "true"
+    assert evaluation.data.tags["ramen.cached"] == "true" and evaluation.data.metrics == cached.metrics
     assert "report.html" in {file.path for file in client.list_artifacts(evaluation.info.run_id)}
 
 
