@@ -68,7 +68,7 @@ def invoke(*arguments: str) -> Result:
         ("query", "give a TEXT, or --input and --output", 2),
         ("query x --input a --output b.parquet", "give a TEXT, or --input and --output", 2),
         ("query --input a", "give a TEXT, or --input and --output", 2),
-        ("query --input a --output b.csv", "error: b.csv: answers are written as Parquet; give a name that ends in", 1),
+        ("query --input a --output b.xlsx", "error: b.xlsx: answers cannot be written as .xlsx; use .parquet, .csv", 1),
         ("query --input none.txt --output b.parquet", "error: none.txt: cannot be read ([Errno 2]", 3),
     ],
 )
@@ -154,7 +154,7 @@ def test_queries_are_not_replaced_by_their_answers_and_have_uids_of_their_own() 
     assert same.exit_code == 1 and "q.parquet: holds the queries" in same.stderr
     Path("q.txt").write_bytes("mail\ncafé\n".encode("latin-1"))
     foreign = invoke("query", "--input", "q.txt", "--output", "a.parquet")
-    assert "error: q.txt:2: expected UTF-8 text, found the byte 0xe9; save it as that" in foreign.stderr
+    assert "error: q.txt:2: expected UTF-8 text, found the byte 0xe9; save it as UTF-8" in foreign.stderr
 
 
 def test_a_query_of_blanks_is_none() -> None:
