@@ -154,7 +154,8 @@ class Rounds:
                 "val_p_at_1": None,
             }
         )
-        self.session.track.curve(self._edges_kept(self.position.rounds[-1]), step=self.position.global_step)
+        curve = {f"graph/{key}": value for key, value in self._edges_kept(self.position.rounds[-1]).items()}
+        self.session.track.curve(curve, step=self.position.global_step)
         self._use()
         self.session.save()
 

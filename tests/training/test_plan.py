@@ -190,6 +190,30 @@ def test_training_ends_by_itself_and_prunes_on_the_way(tiny_artifacts: dict[str,
     assert rounds[0]["epoch"] == 2 and all(r["val_p_at_1"] is not None for r in rounds)
 
 
+class Curves(NullTracker):
+    """Remembers the names of curves."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def curve(self, metrics: Any, step: int) -> None:
+        assert step > 0
+        self.names |= set(metrics)
+
+
+def test_curves_and_summaries_have_different_names(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    """A summary has no step, which MLflow draws as step 0 of a curve of that name."""
+    inputs, track = {name: tiny_artifacts[name] for name in ("dataset", "graph")}, Curves()
+    outputs = {"warm_model": tmp_path / "warm_model"}
+    summary = run_stage("warmup", sections=changed(), inputs=inputs, outputs=outputs, track=track)
+    outputs = {"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"}
+    inputs["warm_model"] = tmp_path / "warm_model"
+    summary |= run_stage("prune-retrain", sections=changed(), inputs=inputs, outputs=outputs, track=track)
+    expected = {"train/loss", "train/learning_rate", "train/gradient_norm", "lambda/links.label", "heldout/p_at_1"}
+    assert expected | {"graph/edges_kept/links.document"} <= track.names
+    assert not track.names & set(summary) and "edges_kept/links.document" in summary
+
+
 class StopAt(NullTracker):
     """Asks for an interrupt at the n-th point of a curve."""
 
