@@ -67,7 +67,8 @@ def gather(
     if base is not None and base_bins is None:
         note += " The base was cut into other bins and is not shown."
     return Report(
-        lead=f"{num_test:,} test documents against {num_labels:,} labels" + (", beside the base run." if base else "."),
+        lead=f"{num_test:,} test documents against {num_labels:,} labels"
+        + (", compared with the base run." if base else "."),
         metrics=measured.metrics,
         labels=measured.sizes,
         bins=measured.bins,

@@ -6,7 +6,7 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--wash); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 36px 24px 64px; }
+main { max-width: 1160px; margin: 0 auto; padding: 36px 24px 64px; }
 h1 { font-size: 27px; line-height: 1.2; margin: 0 0 4px; letter-spacing: -0.01em; }
 h2 { font-size: 17px; margin: 0 0 4px; }
 p { margin: 0 0 10px; }
@@ -20,19 +20,20 @@ section { padding: 22px 24px; margin-top: 18px; }
 .card .value { font-size: 29px; font-weight: 650; line-height: 1.25; }
 .card .delta { font-size: 13px; }
 table { border-collapse: collapse; width: 100%; margin: 10px 0 8px; font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 8px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: 7px 5px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-size: 12.5px; color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
 thead th { border-bottom: 2px solid var(--rule); }
 tr.overall td { font-weight: 650; }
 tr.peer td { color: var(--soft); }
 tr:last-child td { border-bottom: 0; }
-td .delta { display: block; font-size: 11.5px; font-weight: 500; line-height: 1.3; }
+td .delta { display: block; font-size: 11px; font-weight: 500; line-height: 1.3; }
 .up { color: var(--good); }
 .down { color: var(--bad); }
 .even { color: var(--soft); }
 .split { border-left: 1px solid var(--rule); }
 figure { margin: 12px 0 0; }
+section { overflow-x: auto; }
 figure img { display: block; width: 100%; height: auto; }
 .samples { display: grid; gap: 12px; margin-top: 14px; }
 .sample { border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; min-width: 0;
