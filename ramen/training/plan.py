@@ -26,7 +26,7 @@ RECENT = 0.15
 """Share of the evaluations so far whose mean must beat that of as many before them."""
 FEWEST_EVALUATIONS = 2
 """Evaluations in each of these two means, at least."""
-WORTHWHILE = 0.5
+WORTHWHILE = 0.75
 """Points by which the recent mean must be better for training to continue. At less, the decay gains more than further
 training does, and labels deep in the ranking are lost again (docs/experiments.md)."""
 FEWEST_HELD_OUT = 50
