@@ -40,7 +40,7 @@ def epochs_until_settled(curve: Any, noise: float = 0.0, seed: int = 0) -> int:
 def test_training_continues_while_held_out_gain_climbs() -> None:
     assert epochs_until_settled(lambda epoch: 20 + epoch) == 200
     assert epochs_until_settled(lambda epoch: 20 + min(epoch, 30)) in range(31, 42)
-    assert epochs_until_settled(lambda epoch: 20 + 10 * (1 - np.exp(-epoch / 8))) > 12, "78 % of all"
+    assert epochs_until_settled(lambda epoch: 20 + 10 * (1 - np.exp(-epoch / 8))) > 10, "71 % of all"
 
 
 def test_training_ends_soon_after_a_peak() -> None:
@@ -60,7 +60,7 @@ def test_noise_of_a_few_hundred_documents_rarely_ends_a_climb() -> None:
 
 
 def test_epochs_that_were_not_evaluated_do_not_count() -> None:
-    gains = [21.0, 22.0, 22.0, 22.0]
+    gains = [20.0, 22.0, 22.0, 22.0]
     mixed = [r for record in records(gains) for r in (record, {"val_gain": None})]
     assert settled(mixed) == settled(records(gains)) is False
     assert settled(records([*gains, 22.0, 22.0]))
