@@ -28,7 +28,7 @@ FEWEST_EVALUATIONS = 2
 """Evaluations in each of these two means, at least."""
 WORTHWHILE = 0.75
 """Points by which the recent mean must be better for training to continue. At less, the decay gains more than further
-training does, and labels deep in the ranking are lost again (docs/experiments.md)."""
+training does, and labels deep in the ranking are lost again (docs/experiments.md, 2026-11-23)."""
 FEWEST_HELD_OUT = 50
 """Held-out documents with a label from which the end of training can be decided."""
 EPOCHS_UNDECIDED = 8
