@@ -44,7 +44,7 @@ check: $(READY) ## lint, format, types, import layers, generated files
 sync: $(READY) ## write the generated files again
 	ramen sync
 
-pecos: ## install libpecos for the study `peers`, in an environment of its own
+pecos: ## install libpecos for the study `peers`, in a separate environment
 	@$(PYTHON) -m venv .venv-pecos
 	@.venv-pecos/bin/pip --disable-pip-version-check --quiet install -r requirements-pecos.txt
 

@@ -119,7 +119,7 @@ class Stage:
         return found
 
 
-_ITEMS = ("data/dataset.py", "data/filters.py", "data/identity.py")
+_ITEMS = ("data/dataset.py", "data/filters.py", "data/identity.py", "data/sparse.py")
 _TRAINING_CODE = (
     *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "training", "work.py",
 )  # fmt: skip
@@ -197,6 +197,7 @@ STAGES: dict[str, Stage] = {
             sections=("encoder", "index"),
             code=(
                 "data/dataset.py",
+                "data/sparse.py",
                 "encoder",
                 "evaluation/metrics.py",
                 "evaluation/predictions.py",

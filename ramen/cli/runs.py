@@ -202,7 +202,7 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
     tables.show([*rows, *gained], columns, text_columns=4, ends=len(rows))
     if any(each.errors for each in comparisons):
         click.echo(f"{tables.ERROR_NOTE}\n")
-    if len(runs) > 1 or gained:  # of runs that nobody asked to compare, only what can be compared
+    if len(runs) > 1 or gained:  # runs that were not named are compared only where they can be
         notes = [each.note for each in comparisons if each.note]
         for note in notes if pairs else ["no gain: fewer than two of these runs were evaluated"]:
             click.echo(f"{note}\n")

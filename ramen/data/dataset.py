@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.artifacts import read_csr, read_texts, read_titles, write_csr, write_texts
+from ramen.data.sparse import without
 
 PLACEHOLDER = "[EMPTY]"
 """Text of a document or label that has none, so that pooling has a token to pool."""
@@ -132,11 +133,7 @@ class Problem:
     @cached_property
     def positives(self) -> sp.csr_matrix:
         """Training pairs to learn from, CSR N x L: the true ones but those that do not count."""
-        pairs = self.y_train - self.y_train.multiply(self.filter_train != 0)
-        pairs = sp.csr_matrix(pairs)
-        pairs.eliminate_zeros()
-        pairs.sort_indices()
-        return pairs
+        return without(self.y_train, self.filter_train)
 
     def write(self, path: Path) -> None:
         """Write all files under `path` (a draft of the artifact `dataset`)."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ramen.data.dataset import PLACEHOLDER, Problem, Texts
 from ramen.data.identity import shared_uids
+from ramen.data.sparse import binary, without
 
 FilterRule = Literal["auto", "files", "none"]
 Identity = Literal["uid", "text"]
@@ -131,7 +132,7 @@ def reciprocal_pairs(own: sp.csr_matrix, y_train: sp.csr_matrix, own_train: sp.c
         y_train: CSR N x L, the training pairs.
         own_train: CSR N x L, of `same_items`.
     """
-    return _binary((own @ y_train.T.tocsr()) @ own_train)
+    return binary((own @ y_train.T.tocsr()) @ own_train)
 
 
 def heldout_filter(problem: Problem, held_out: NDArray[np.int64]) -> sp.csr_matrix:
@@ -158,17 +159,4 @@ def _union(*matrices: sp.csr_matrix) -> sp.csr_matrix:
     total = matrices[0]
     for matrix in matrices[1:]:
         total = total + matrix
-    return _binary(total)
-
-
-def without(matrix: sp.csr_matrix, other: sp.csr_matrix) -> sp.csr_matrix:
-    """The pairs of a matrix that another one has not: CSR, ones."""
-    return _binary(matrix - matrix.multiply(other != 0))
-
-
-def _binary(matrix: sp.csr_matrix) -> sp.csr_matrix:
-    matrix = sp.csr_matrix(matrix, dtype=np.float32)
-    matrix.eliminate_zeros()
-    matrix.sort_indices()
-    matrix.data[:] = 1
-    return matrix
+    return binary(total)

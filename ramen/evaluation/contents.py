@@ -114,7 +114,7 @@ def _facts(problem: Problem, scoring: config.Scoring, model: Artifact) -> list[t
 
 
 def base_metrics(base: Artifact) -> dict[str, float]:
-    """The metrics of a base run, without those of its own base and of its peers."""
+    """The metrics of a base run, without those of the run's base and peers."""
     metrics = json.loads((base.path / "metrics.json").read_text(encoding="utf-8"))
     return {key: value for key, value in metrics.items() if not key.startswith(("base/", PEER, GAIN, GAIN_SE))}
 

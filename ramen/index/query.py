@@ -89,7 +89,7 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
 
 
 def _queries(path: Path) -> Iterator[Query]:
-    """Queries of a file. Raises DataError for a uid that comes twice: its answers could not be told apart."""
+    """Queries of a file. Raises DataError for a uid that comes twice: its answers would be ambiguous."""
     if path.suffix.lower() in TABLES:
         seen: dict[str, int] = {}
         for line, uid, text in text_rows(path, "query", uid_optional=True):

@@ -1,6 +1,6 @@
 """Program that trains and applies libpecos' models: `python pecos_worker.py train|predict FOLDER`.
 
-It runs in an interpreter of its own and imports nothing of ramen. `FOLDER` holds plan.json, x_train.npz, y_train.npz,
+It runs in a separate interpreter and imports nothing of ramen. `FOLDER` holds plan.json, x_train.npz, y_train.npz,
 x_test.npz, train.json and test.json (texts); `predict` writes scores.npz, CSR test documents x labels.
 """
 

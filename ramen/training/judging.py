@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.base.sampling import keyed_rng
-from ramen.data.filters import without
+from ramen.data.sparse import without
 from ramen.errors import warn
 from ramen.training.loop import count_above
 from ramen.training.session import Session

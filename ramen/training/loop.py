@@ -399,10 +399,10 @@ class Validation:
         for start in range(0, len(self.documents), chunk):
             scores = documents[start : start + chunk] @ labels.T
             rows = self.documents[start : start + chunk]
+            scores[:, self.unseen] = -np.inf
             ignored, true = self._of(self.ignored, rows), self._of(self.positives, rows)
             for row, scored in enumerate(scores):
                 scored[ignored[row]] = -np.inf
-                scored[self.unseen] = -np.inf
                 hits += int(scored.argmax() in true[row])
                 if len(true[row]):
                     theirs = scored[true[row]]

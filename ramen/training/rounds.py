@@ -63,9 +63,12 @@ class Verdicts:
         """Share of the judged edges that are kept; 1 if none is judged."""
         return float(self.kept[self.ever].mean()) if self.ever.any() else 1.0
 
-    def judge(self, now: NDArray[np.bool_], passed: NDArray[np.bool_]) -> float:
-        """Take in a pruning: `passed` says which of the edges `now` stay. Returns the Jaccard similarity with the last
-        pruning, of the edges that both judged."""
+    def update(self, now: NDArray[np.bool_], passed: NDArray[np.bool_]) -> float:
+        """Record a pruning of the edges `now`, of which `passed` stay.
+
+        Returns:
+            The Jaccard similarity with the last pruning, of the edges that both judged.
+        """
         before, both = self.kept.copy(), self.now & now
         self.kept[now], self.now, self.ever = passed, now, self.ever | now
         either = int((before | self.kept)[both].sum())
@@ -171,13 +174,13 @@ class Rounds:
         }
 
     def _prune(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Judge the edges that the next round can draw.
+        """Decide which of the edges that the next round can draw are kept.
 
         Returns:
             The cosine that an edge had to exceed, and the Jaccard similarity with the last pruning, by "set.side".
         """
         judged = {
-            name: {side: self._judged(name, side, graph, number) for side, graph in sides.items()}
+            name: {side: self._drawable(name, side, graph, number) for side, graph in sides.items()}
             for name, sides in self.session.graphs.items()
         }
         graphs = {
@@ -196,22 +199,21 @@ class Rounds:
             whole = self.session.graphs[name][side]
             thresholds[key] = self._threshold(key, graph, whole, rows, vectors[f"anchors/{name}"])
             passed = cosines > np.float32(thresholds[key])
-            similarity[key] = self.verdicts[name][side].judge(judged[name][side], passed)
+            similarity[key] = self.verdicts[name][side].update(judged[name][side], passed)
             if graph.num_edges:
                 removed[key] = 1.0 - float(passed.mean())
         self._report(removed, thresholds)
         return thresholds, similarity
 
-    def _judged(self, name: str, side: str, graph: Graph, number: int) -> NDArray[np.bool_]:
+    def _drawable(self, name: str, side: str, graph: Graph, number: int) -> NDArray[np.bool_]:
         """Edges of a graph that steps may draw until the next pruning, bool [E]."""
         session = self.session
         if not session.active[name][side]:
             return np.zeros(graph.num_edges, bool)
         most = np.ceil(SPARE * (1 + self._draws(side))).astype(np.int64)
         trained = np.zeros(graph.shape[0], bool)
-        trained[session.trainer.base.problem.documents if side == "train" else session.trainer.base.problem.labels] = (
-            True
-        )
+        problem = session.trainer.base.problem
+        trained[problem.documents if side == "train" else problem.labels] = True
         key = int(keyed_rng(session.training.seed, f"judged/{name}", number).integers(2**63))
         weights = drawing_weights(session.graphs[name], session.objective.anchor_sampling)
         chosen = drawable_edges(graph, np.where(trained, most, 0), weights, key)

@@ -27,7 +27,8 @@ from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import keyed_rng
 from ramen.config import Base, Encoder, Objective, Section, Training
 from ramen.data.dataset import Problem, whole_groups
-from ramen.data.filters import heldout_filter, without
+from ramen.data.filters import heldout_filter
+from ramen.data.sparse import without
 from ramen.encoder.labels import read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from ramen.stages import run_stage
+from ramen.tracking import NullTracker
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "encoder": {"name": "tiny", "precision": "fp32", "max_length": 16, "dropout": -1},  # its draws are resumed too
@@ -59,3 +62,15 @@ def same(a: Path, b: Path) -> bool:
 
 def history(path: Path) -> list[dict[str, Any]]:
     return json.loads((path / "history.json").read_text())
+
+
+class StopAt(NullTracker):
+    """Sends the process SIGTERM at the n-th point of a curve, as a pre-empted node would."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def curve(self, metrics: Any, step: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -19,7 +19,7 @@ from ramen.training.checkpoint import Position
 from ramen.training.loop import Trainer
 from ramen.training.plan import Clock, Plan, settled
 
-from training_recipe import changed, history, train
+from training_recipe import StopAt, changed, history, train
 
 
 def records(gains: list[float]) -> list[dict[str, Any]]:
@@ -212,21 +212,6 @@ def test_curves_and_summaries_have_different_names(tiny_artifacts: dict[str, Pat
     expected = {"train/loss", "train/learning_rate", "train/gradient_norm", "lambda/links.label", "heldout/p_at_1"}
     assert expected | {"graph/edges_kept/links.document"} <= track.names
     assert not track.names & set(summary) and "edges_kept/links.document" in summary
-
-
-class StopAt(NullTracker):
-    """Asks for an interrupt at the n-th point of a curve."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def curve(self, metrics: Any, step: int) -> None:
-        import os
-        import signal
-
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.usefixtures("few")

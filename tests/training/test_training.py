@@ -25,13 +25,12 @@ from ramen.encoder.model import SETTINGS_FILE
 from ramen.errors import ArtifactError, ConfigError, DataError, Interrupted, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
-from ramen.tracking import NullTracker
 from ramen.training.batches import Step
 from ramen.training.loop import Trainer, make_optimizer
 from ramen.training.plan import linear_schedule
 from ramen.training.session import Session, split_validation, validation_set
 
-from training_recipe import SECTIONS, changed, history, same, train
+from training_recipe import SECTIONS, StopAt, changed, history, same, train
 
 
 def test_training_learns_and_writes_a_loadable_model(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
@@ -218,21 +217,6 @@ def test_texts_cut_at_the_limit_are_told(
         said = capfd.readouterr().err
         assert ("warning: 100 % of labels reach encoder.max_length = 16 tokens and are cut there" in said) == told
         assert ("are cut there" in said) == told
-
-
-class StopAt(NullTracker):
-    """Sends the process SIGTERM at the n-th step log, as a pre-empted node would."""
-
-    def __init__(self, session_step: int) -> None:
-        self.left = session_step
-
-    def curve(self, metrics: Any, step: int) -> None:
-        import os
-        import signal
-
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize(("stage", "after"), [("warmup", 1), ("prune-retrain", 2)])

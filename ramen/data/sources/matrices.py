@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.data.sources.lines import Defects, numbered_lines
+from ramen.data.sparse import binary
 
 _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _ROW = re.compile(rb"[ \t]*(?:\d+:%b(?:[ \t]+\d+:%b)*)?[ \t]*" % (_NUMBER, _NUMBER))
@@ -51,15 +52,6 @@ def read_pairs(path: Path, shape: tuple[int, int], defects: Defects) -> sp.csr_m
         rows.append(row)
         columns.append(column)
     return binary(sp.csr_matrix((np.ones(len(rows), np.float32), (rows, columns)), shape=shape))
-
-
-def binary(matrix: sp.spmatrix) -> sp.csr_matrix:
-    """The same pattern with float32 ones: sorted columns, no duplicates, no explicit zeros."""
-    matrix = sp.csr_matrix(matrix, dtype=np.float32)
-    matrix.sum_duplicates()
-    matrix.eliminate_zeros()
-    matrix.data[:] = 1
-    return matrix
 
 
 def _read_npz(path: Path, defects: Defects) -> sp.csr_matrix:

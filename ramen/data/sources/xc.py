@@ -35,7 +35,8 @@ from ramen import config
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
 from ramen.data.sources import missing
 from ramen.data.sources.lines import Defects, decoded_lines
-from ramen.data.sources.matrices import add_uncountable, binary, countable, read_matrix, read_pairs
+from ramen.data.sources.matrices import add_uncountable, countable, read_matrix, read_pairs
+from ramen.data.sparse import binary
 from ramen.data.subset import choose, restrict, select_anchors
 from ramen.errors import DataError, warn
 
