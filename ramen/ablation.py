@@ -43,7 +43,16 @@ CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row: nothing is published."""
 TRAINING = ("warmup", "prune-retrain")
 """Stages whose time is reported as a row's cost."""
-PEER_CODE = ("data/dataset.py", "encoder", "evaluation", "peers", "retrieval.py", "training/session.py")
+PEER_CODE = (
+    "data/dataset.py",
+    "data/filters.py",
+    "data/sparse.py",
+    "encoder",
+    "evaluation",
+    "peers",
+    "retrieval.py",
+    "training/session.py",
+)
 """Code that a peer's result depends on."""
 
 
