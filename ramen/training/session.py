@@ -76,7 +76,10 @@ CUT_SHARE = 0.2
 LEAST_HELD_OUT = 500
 """Documents held out when they decide the end of training, if that is no more than a tenth."""
 NOISY_HELD_OUT = 200
-"""Held-out documents below which a warning says that a small gain cannot be told from chance."""
+"""Held-out documents (or groups of them) below which a warning says that a small gain cannot be told from chance."""
+LARGEST_GROUP = 0.02
+"""Share of the held-out documents that one group takes at most, where smaller groups suffice. Groups are drawn whole,
+and a few large ones (the language packs of one program) would decide alone when training ends."""
 EVALUATION_SHARE = 0.34
 """Share of training's time that evaluations on held-out documents take at most, with `training.epochs=auto`."""
 CLOSING_MARGIN = 1.3
@@ -188,10 +191,18 @@ class Session:
                 f"training.epochs = auto: {count}, and {FEWEST_HELD_OUT} are needed to see when training no longer "
                 f"pays; trains {self.plan.most} epochs; raise training.validation_fraction, or set training.epochs"
             )
-        elif self.plan.held_out < NOISY_HELD_OUT:
-            warn(f"training.epochs = auto: {count}: small gains go unseen; raise training.validation_fraction")
+        elif (groups := self._held_out_groups()) < NOISY_HELD_OUT:
+            among = f", of {groups:,} groups" if groups < self.plan.held_out else ""
+            warn(f"training.epochs = auto: {count}{among}: small gains go unseen; raise training.validation_fraction")
         else:
             print(f"training.epochs = auto: {count} and decide when training ends", file=sys.stderr, flush=True)
+
+    def _held_out_groups(self) -> int:
+        """Groups of the held-out documents with a label; documents of a group are not independent of each other."""
+        groups = self.problem.groups
+        if groups is None:
+            return self.plan.held_out
+        return len(np.unique(groups[self._told(self.validation.documents).documents]))
 
     def _used(self, graphs: dict[str, dict[str, Graph]]) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
@@ -622,7 +633,7 @@ def split_validation(problem: Problem, training: Training) -> tuple[NDArray[np.i
     """(held out, kept) rows of the training documents, int64, sorted.
 
     Where the dataset has groups they are held out whole, as they were set aside for test: a held-out document with a
-    sibling in training is an easier one than those that are served.
+    sibling in training is an easier one than those that are served. Groups larger than `LARGEST_GROUP` come last.
     """
     rng, documents = keyed_rng(training.seed, "validation"), len(problem.train)
     cut = round(documents * training.validation_fraction)
@@ -631,7 +642,10 @@ def split_validation(problem: Problem, training: Training) -> tuple[NDArray[np.i
     if problem.groups is None:
         shuffled = rng.permutation(documents)
         return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])
-    held_out = whole_groups(problem.groups, rng.permutation(int(problem.groups.max(initial=-1)) + 1), cut)
+    sizes = np.bincount(problem.groups)
+    order = rng.permutation(len(sizes))
+    order = order[np.argsort(sizes[order] > max(1, LARGEST_GROUP * cut), kind="stable")]
+    held_out = whole_groups(problem.groups, order, cut)
     return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 

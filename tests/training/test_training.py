@@ -199,6 +199,16 @@ def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> Non
     assert open_artifact(tmp_path / "model", "model").counts["validation_documents"] in (8, 12)
 
 
+def test_large_groups_are_held_out_last(tiny_problem: Problem) -> None:
+    groups = np.concatenate([np.repeat([0, 1], 20), np.arange(2, 22)])
+    problem = replace(tiny_problem, groups=groups)
+    for seed in range(10):
+        held_out, _ = split_validation(problem, Training(validation_fraction=0.2, seed=seed))
+        assert len(held_out) == 12 and groups[held_out].min() > 1, "20 documents of other groups suffice"
+    large = replace(problem, groups=np.repeat([0, 1, 2], 20))
+    assert len(split_validation(large, Training(validation_fraction=0.4))[0]) == 20, "there are only large groups"
+
+
 def test_groups_too_large_to_be_held_out_are_told(
     tiny_problem: Problem, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
