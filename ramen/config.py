@@ -268,9 +268,9 @@ class Training(Section):
     epochs: int | Literal["auto"] = knob(
         "auto",
         "epochs of warm-up and retraining together, with a linear decay of the learning rate; auto = train at a "
-        "constant rate until held-out documents no longer gain, then decay it over a quarter as many epochs",
+        "constant rate until the average of the weights no longer gains on held-out documents, and keep the average",
     )
-    max_epochs: int = knob(40, "epochs=auto: epochs at most, the decay included", ge=2)
+    max_epochs: int = knob(40, "epochs=auto: epochs at most", ge=2)
     max_minutes: float = knob(
         0.0, "epochs=auto: minutes that warm-up and retraining may take together; 0 = no limit", ge=0
     )

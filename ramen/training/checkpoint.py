@@ -44,8 +44,7 @@ class Position:
         history: one record per finished epoch (see `loop.Trainer.run_epochs`).
         rounds: one record per pruning round.
         bandit: state of the bandit, {} without one.
-        decay_start: global step from which the learning rate decays (`plan.Plan`); -1 = it does not yet.
-        decay_steps: steps of the decay.
+        ended: whether the stage ends here, before its last epoch (`plan.Plan`).
         seconds: that training has taken, counted for `training.max_minutes` only.
     """
 
@@ -57,8 +56,7 @@ class Position:
     history: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     bandit: dict[str, Any] = field(default_factory=dict)
-    decay_start: int = -1
-    decay_steps: int = 0
+    ended: bool = False
     seconds: float = 0.0
 
 

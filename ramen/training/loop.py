@@ -27,6 +27,7 @@ from ramen.objective.guidance import TERMS, Guidance
 from ramen.objective.regulariser import Links, regulariser, total
 from ramen.objective.triplet import Triplet
 from ramen.tracking import Tracker
+from ramen.training.averaging import WeightAverage
 from ramen.training.batches import SideLinks, Step, StepSampler
 from ramen.training.checkpoint import Position
 from ramen.training.encoding import StepEncoder
@@ -69,6 +70,7 @@ class Trainer:
         step_encoder: texts to vectors and the gradient back.
         uids: of the documents, to name them in errors.
         embed: shows the base algorithm the current vectors when it clusters or mines.
+        average: of the weights, None if they are used as they are.
         guidance: what an oracle adds to the loss; None without one.
         tuner: moves the regularisers' weights, or None.
         heldout: loss on held-out documents, for a tuner that is judged by it.
@@ -96,6 +98,7 @@ class Trainer:
     step_encoder: StepEncoder
     uids: Sequence[str]
     embed: Embed
+    average: WeightAverage | None = None
     guidance: Guidance | None = None
     tuner: Bandit | None = None
     heldout: Callable[[], float] = lambda: 0.0
@@ -121,10 +124,9 @@ class Trainer:
             Interrupted: `stop` said so; a checkpoint was saved.
             RamenError: the loss is not finite.
         """
-        while self.position.epoch < until and not self.plan.ended(self.position):
+        while self.position.epoch < until and not self.position.ended:
             epoch = self.position.epoch
             if self.position.step == 0:
-                self.plan.review(self.position)
                 self.refresh(epoch)
             order = self.sampler.epoch_order(epoch)
             for index in range(self.position.step, self.sampler.steps_per_epoch):
@@ -137,10 +139,12 @@ class Trainer:
                 progress.advance(len(step.documents), f"epoch {epoch + 1} {self._facts(terms['loss'])}")
                 self._count(terms, len(step.documents), progress.rate)
                 self._maybe_save()
+            self.plan.cut(self.position)
             # the epoch ends only when all that follows it is done: stopped in the middle, it is done again
             on_epoch(self._means())
             position = self.position
             position.epoch, position.step, position.sums = epoch + 1, 0, {}
+            self.plan.review(position)
 
     def refresh(self, epoch: int) -> None:
         """Let the base algorithm look at the encoder, if its time has come."""
@@ -150,7 +154,7 @@ class Trainer:
     @property
     def rate(self) -> float:
         """The learning rate of the next step, as a share of the peak."""
-        return self.plan.rate(self.position.global_step, self.position)
+        return self.plan.rate(self.position.global_step)
 
     @property
     def documents_per_step(self) -> float:
@@ -161,7 +165,7 @@ class Trainer:
     @property
     def total_documents(self) -> int | None:
         """Documents of warm-up and retraining together, as far as the plan knows."""
-        steps = self.plan.total_steps(self.position)
+        steps = self.plan.total_steps()
         return None if steps is None else round(steps * self.documents_per_step)
 
     @property
@@ -209,6 +213,8 @@ class Trainer:
         if not math.isfinite(values["loss"]) or not math.isfinite(self.gradient_norm):
             self._not_finite(step, values["loss"])
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update(self.position.global_step + 1)
         self._tune(values)
         return values
 

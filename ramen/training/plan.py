@@ -1,9 +1,8 @@
 """How long training runs and at which learning rate.
 
 A given number of epochs has a linear schedule. With `training.epochs=auto` the end is not known beforehand: the rate
-rises, stays constant, and decays to 0 once held-out documents no longer gain (warm-up, stable, decay: Hu et al.,
-MiniCPM, 2024; Haegele et al., Scaling laws and compute-optimal training beyond fixed training durations, 2024). The
-decay is short: a quarter of the epochs before it.
+rises and stays constant, and training ends once the average of the weights (`averaging`) no longer gains on held-out
+documents.
 
 Held-out quality is the discounted gain of each held-out document's labels, as nDCG discounts them: unlike P@1 it moves
 with every rank, so a few hundred documents show the trend.
@@ -17,18 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ramen.config import Training
 from ramen.training.checkpoint import Position
 
-DECAY_SHARE = 0.25
-"""Epochs of the decay, as a share of the epochs before it."""
-RECENT = 0.15
-"""Share of the evaluations so far whose mean must beat that of as many before them."""
-FEWEST_EVALUATIONS = 2
-"""Evaluations in each of these two means, at least."""
-WORTHWHILE = 0.75
-"""Points by which the recent mean must be better for training to continue. At less, the decay gains more than further
-training does, and labels deep in the ranking are lost again (docs/experiments.md, 2026-11-23)."""
+RECENT = 0.25
+"""Share of training in which held-out gain must have risen for training to continue."""
+WORTHWHILE = 0.5
+"""Points by which it must have risen. At less, labels deep in the ranking are lost again (docs/experiments.md,
+2026-11-23)."""
+FEWEST_EVALUATIONS = 4
+"""Evaluations before training ends, at least."""
 FEWEST_HELD_OUT = 50
 """Held-out documents with a label from which the end of training can be decided."""
 EPOCHS_UNDECIDED = 8
@@ -67,7 +66,7 @@ class Plan:
         steps_per_epoch: of the sampler.
         held_out: held-out documents with a label.
         every: epochs between two evaluations.
-        warming: this is the warm-up, which never decays.
+        warming: this is the warm-up, which ends early only when its share of the time is up.
         clock: what `training.max_minutes` is measured by.
         reserve: seconds that the stage needs once training has ended.
         agree: whether any process says so; all must decide alike.
@@ -81,7 +80,6 @@ class Plan:
     clock: Clock = field(default_factory=Clock)
     reserve: Callable[[], float] = lambda: 0.0
     agree: Callable[[bool], bool] = lambda flag: flag
-    _first: tuple[int, float] | None = None
 
     @property
     def auto(self) -> bool:
@@ -102,34 +100,24 @@ class Plan:
 
     @property
     def warmup_epochs(self) -> int:
-        """Epochs of the warm-up."""
+        """Epochs of the warm-up; with an open end at least one is left for retraining."""
         if not self.auto:
             return min(self.training.warmup_epochs, self.most)
-        return max(1, min(self.at_least(self.training.warmup_epochs), self.most - self.decay_epochs(self.most - 1)))
+        return max(1, min(self.at_least(self.training.warmup_epochs), self.most - 1))
 
     def at_least(self, epochs: int) -> int:
         """So many epochs, or as many as `LEAST_STEPS` take."""
         return max(epochs, math.ceil(LEAST_STEPS / max(self.steps_per_epoch, 1))) if self.auto else epochs
 
-    @staticmethod
-    def decay_epochs(done: int) -> int:
-        """Epochs of a decay that begins after so many."""
-        return max(1, round(DECAY_SHARE * done))
-
-    def rate(self, step: int, position: Position) -> float:
+    def rate(self, step: int) -> float:
         """The learning rate of a step, as a share of the peak."""
-        if not self.auto:
-            return linear_schedule(self.training.lr_warmup_steps, self.most * self.steps_per_epoch)(step)
         rise = self.training.lr_warmup_steps
-        share = min(1.0, (step + 1) / rise) if rise else 1.0
-        if position.decay_start >= 0:
-            share *= max(0.0, 1 - (step - position.decay_start) / max(position.decay_steps, 1))
-        return share
+        if not self.auto:
+            return linear_schedule(rise, self.most * self.steps_per_epoch)(step)
+        return min(1.0, (step + 1) / rise) if rise else 1.0
 
-    def total_steps(self, position: Position) -> int | None:
+    def total_steps(self) -> int | None:
         """Steps of warm-up and retraining together; None while the end is open."""
-        if position.decay_start >= 0:
-            return position.decay_start + position.decay_steps
         return None if self.auto else self.most * self.steps_per_epoch
 
     def evaluates(self, epoch: int) -> bool:
@@ -137,24 +125,16 @@ class Plan:
         return not self.auto or epoch % self.every == 0
 
     def review(self, position: Position) -> None:
-        """Before an epoch: begin the decay if training no longer pays, or must end."""
-        if not self.auto or self.warming or position.decay_start >= 0:
-            return
-        left, decay = self.most - position.epoch, self.decay_epochs(position.epoch)
-        if left <= decay or (self.decides and settled(position.history)):
-            position.decay_start = position.global_step
-            position.decay_steps = max(1, min(left, decay)) * self.steps_per_epoch
+        """After an epoch: end training if it no longer pays."""
+        if self.decides and not self.warming and settled(position.history):
+            position.ended = True
 
     def cut(self, position: Position) -> bool:
-        """After a step: whether the epoch ends here, since the decay is over or the time is up."""
-        self._watch(position)
-        return self.ended(position)
-
-    def ended(self, position: Position) -> bool:
-        """Whether the decay is over, or a warm-up's time."""
-        if position.decay_start >= 0:
-            return position.global_step >= position.decay_start + position.decay_steps
-        return self.warming and self.budget < math.inf and self.agree(self.clock.elapsed >= self.budget)
+        """After a step: whether the epoch ends here, since the time is up."""
+        if self.budget < math.inf and not position.ended:
+            seconds = self.clock.elapsed + (0.0 if self.warming else self.reserve())
+            position.ended = self.agree(seconds >= self.budget)
+        return position.ended
 
     @property
     def budget(self) -> float:
@@ -162,39 +142,21 @@ class Plan:
         seconds = 60 * self.training.max_minutes or math.inf
         return WARMUP_SHARE * seconds if self.warming else seconds
 
-    def _watch(self, position: Position) -> None:
-        """Keep to `training.max_minutes`: begin the decay in time, end it when the time is up."""
-        if self.budget == math.inf or self.warming:
-            return
-        if self._first is None:  # steps of this attempt, without what came before them
-            self._first = (position.global_step, self.clock.elapsed)
-            return
-        step, since = self._first
-        left = self.budget - self.reserve() - self.clock.elapsed
-        pace = (self.clock.elapsed - since) / max(position.global_step - step, 1)
-        if position.decay_start < 0:
-            decay = max(1, round(DECAY_SHARE * position.global_step / (1 + DECAY_SHARE)))
-            if self.agree(left <= decay * pace):
-                position.decay_start = position.global_step
-                position.decay_steps = max(1, min(decay, int(left / pace) if pace else decay))
-        elif self.agree(left <= 0):
-            position.decay_steps = position.global_step - position.decay_start
-
 
 def settled(history: Sequence[Mapping[str, Any]]) -> bool:
     """Whether held-out quality has stopped improving.
 
-    The mean of the last 15 % of all evaluations is compared with that of as many before: a mean is less noisy than
-    the last figure, and the longer training has run, the longer a gain may take.
+    The last gain is compared with that at three quarters of training: the longer training has run, the longer the next
+    half point may take. The gains are those of averaged weights, which hardly fluctuate.
 
     Args:
         history: records of epochs; those with a `val_gain` were evaluated.
     """
-    gains = [record["val_gain"] for record in history if record.get("val_gain") is not None]
-    recent = max(FEWEST_EVALUATIONS, round(RECENT * len(gains)))
-    if len(gains) < 2 * recent:
+    evaluated = [(r["epoch"], r["val_gain"]) for r in history if r.get("val_gain") is not None]
+    if len(evaluated) < FEWEST_EVALUATIONS:
         return False
-    return bool(sum(gains[-recent:]) / recent < sum(gains[-2 * recent : -recent]) / recent + WORTHWHILE)
+    epochs, gains = zip(*evaluated, strict=True)
+    return bool(gains[-1] < np.interp((1 - RECENT) * epochs[-1], epochs, gains) + WORTHWHILE)
 
 
 def linear_schedule(warmup_steps: int, total_steps: int) -> Callable[[int], float]:

@@ -113,20 +113,13 @@ class Rounds:
         track = session.track
         first_epoch = sum(record["phase"] == "warmup" for record in self.position.history)
         every, most = session.plan.at_least(settings.every), session.plan.most
-        while self.position.epoch < most and not session.plan.ended(self.position):
-            session.plan.review(self.position)  # what trains to the end is not pruned again
-            decaying = self.position.decay_start >= 0
-            middle = self.position.round > 0 and (
-                decaying or self.position.epoch < first_epoch + self.position.round * every
-            )
+        while self.position.epoch < most and not self.position.ended:
+            middle = self.position.round > 0 and self.position.epoch < first_epoch + self.position.round * every
             number = self.position.round if middle else self.position.round + 1
             with track.child(f"round-{number}", {"ramen.round": str(number)}) as child:
                 if not middle:
                     self._begin(number)
-                if not decaying:
-                    session.train("retrain", min(first_epoch + number * every, most))
-                if self.position.decay_start >= 0:
-                    session.train("retrain", most)
+                session.train("retrain", min(first_epoch + number * every, most))
                 self.position.rounds[-1]["val_p_at_1"] = self.position.history[-1]["val_p_at_1"]
                 child.log(self._round_metrics(self.position.rounds[-1]) | session.last_metrics())
 

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,7 @@ from ramen.objective.triplet import Triplet
 from ramen.stopping import on_stop
 from ramen.tracking import Tracker
 from ramen.training.augmentation import augmented
+from ramen.training.averaging import WeightAverage
 from ramen.training.batches import StepSampler
 from ramen.training.checkpoint import Checkpoints, load_state, save_state
 from ramen.training.distributed import Processes
@@ -292,6 +293,7 @@ class Session:
             StepEncoder(self.encoder, self.texts.store, self.processes, settings.gradient_caching),
             self.problem.train.uids,
             self.embed_role,
+            average=WeightAverage(optimizer, sampler.steps_per_epoch) if plan.auto else None,
             guidance=None if self.oracle is None else Guidance(self.oracle, triplet, guidance.distance, weights),
             tuner=self._tuner({name: weight for name, weight in weights.items() if name not in TERMS}),
             heldout=self._heldout(held_out, base),
@@ -317,9 +319,12 @@ class Session:
         return max(steps, math.ceil(tokens["labels"] / max(EVALUATION_SHARE * epoch, 1)))
 
     def _closing_seconds(self) -> float:
-        """How long it takes to encode every text once, as the label context does after training."""
+        """How long the last validation takes, and encoding every text once for the label context."""
         tokens, seconds = self._embedded
-        return CLOSING_MARGIN * seconds / max(tokens, 1) * len(self.texts.store.ids)
+        store, roles = self.texts.store, self.texts.roles
+        ranked = np.concatenate([roles["labels"], roles["documents"][self.validation.documents]])
+        needed = len(store.ids) + int(store.lengths_of(ranked).sum())
+        return CLOSING_MARGIN * seconds / max(tokens, 1) * needed
 
     def _tuner(self, weights: dict[str, float]) -> Bandit | None:
         """The bandit over the weights of the regularisers; None when it is off or there is nothing to tune."""
@@ -433,7 +438,15 @@ class Session:
         own = {BASE_PREFIX + key: array for key, array in self.trainer.base.state().items()}
         arrays = {**self.extra_arrays, **own}
         self.trainer.position.seconds = self.clock.elapsed if self.training.max_minutes else 0.0
-        self.checkpoints.save(self.trained, self.trainer.optimizer, self.trainer.position, arrays)
+        average = self.trainer.average
+        with average.put_back() if average is not None else nullcontext():
+            self.checkpoints.save(self.trained, self.trainer.optimizer, self.trainer.position, arrays)
+
+    def end(self) -> None:
+        """Save, and use the average of the weights, if there is one, in all that follows training."""
+        self.save()
+        if self.trainer.average is not None:
+            self.trainer.average.swap()
 
     def train(self, phase: str, until: int) -> None:
         """Train to the end of epoch `until`, or of the plan, recording history and validating when it is due."""
@@ -445,7 +458,7 @@ class Session:
         def on_epoch(means: dict[str, float]) -> None:
             position = trainer.position
             epoch = position.epoch + 1
-            due = epoch == until or self.plan.evaluates(epoch) or self.plan.ended(position)
+            due = epoch == until or self.plan.evaluates(epoch) or position.ended
             quality = self.validate() if due else None
             record = {
                 "epoch": epoch,
@@ -469,20 +482,24 @@ class Session:
                 curve = {"heldout/p_at_1": quality.p_at_1, "heldout/gain": quality.gain}
                 self.track.curve(curve, step=position.global_step)
                 shown = f" held-out P@1 {quality.p_at_1:.2f} gain {quality.gain:.2f}"
-            decay = " learning rate decays" if position.decay_start >= 0 else ""
             progress.close()
-            print(f"{phase} epoch {epoch} loss {record['loss']:.4f}{shown}{decay}", file=sys.stderr, flush=True)
+            print(f"{phase} epoch {epoch} loss {record['loss']:.4f}{shown}", file=sys.stderr, flush=True)
 
         trainer.run_epochs(until, progress, on_epoch)
         progress.close()
 
     def validate(self) -> Quality | None:
-        """What (a sample of) the held-out documents find among all labels, or None when nothing is held out."""
-        held_out = self.validation.sampled()
+        """What (a sample of) the held-out documents find among all labels, or None when nothing is held out.
+
+        Evaluates the average of the weights, if there is one.
+        """
+        held_out, average = self.validation.sampled(), self.trainer.average
         if not len(held_out.documents):
             return None
-        documents = self.embed(self.texts.roles["documents"][held_out.documents])
-        return held_out.quality(documents, self.embed_role("labels"))
+        with average.in_place() if average is not None else nullcontext():
+            documents = self.embed(self.texts.roles["documents"][held_out.documents])
+            labels = self.embed_role("labels")
+        return held_out.quality(documents, labels)
 
     def embed_role(self, role: Literal["documents", "labels"]) -> NDArray[np.float32]:
         """Vectors of all training documents, or those by which all labels are ranked: float32 [N or L, D]."""

@@ -81,7 +81,7 @@ def prune_retrain(
         with session.interruptible():
             session.resume(rounds.restore)
             rounds.run()
-            session.save()  # what follows is short, and done again after a stop
+            session.end()  # what follows is short, and done again after an interruption
             labels = session.embed_role("labels")
             context = label_context(session, rounds.drawn, labels)
             unseen = labels if context is None else with_context(labels, context.unseen)

@@ -37,10 +37,10 @@ def epochs_until_settled(curve: Any, noise: float = 0.0, seed: int = 0) -> int:
     return 200
 
 
-def test_training_continues_while_held_out_gain_climbs() -> None:
+def test_training_continues_while_held_out_gain_rises() -> None:
     assert epochs_until_settled(lambda epoch: 20 + epoch) == 200
     assert epochs_until_settled(lambda epoch: 20 + min(epoch, 30)) in range(31, 42)
-    assert epochs_until_settled(lambda epoch: 20 + 10 * (1 - np.exp(-epoch / 8))) > 10, "71 % of all"
+    assert epochs_until_settled(lambda epoch: 20 + 10 * (1 - np.exp(-epoch / 8))) > 16, "86 % of all"
 
 
 def test_training_ends_soon_after_a_peak() -> None:
@@ -48,22 +48,21 @@ def test_training_ends_soon_after_a_peak() -> None:
     assert found <= 8, "the data set is overfitted after six epochs"
 
 
-def test_a_single_bad_evaluation_does_not_end_a_climb() -> None:
-    gains = [20.0, 22.0, 24.0, 26.0, 25.5, 28.5, 30.0, 31.0]
-    assert not any(settled(records(gains[:n])) for n in range(1, len(gains) + 1))
+def test_training_ends_after_four_evaluations_at_the_earliest() -> None:
+    assert [epochs_until_settled(lambda epoch, slope=slope: slope * epoch) for slope in (-1, 0, 0.4)] == [4, 4, 4]
 
 
-def test_noise_of_a_few_hundred_documents_rarely_ends_a_climb() -> None:
-    """A point an epoch with half a point of noise: paired on 500 documents, epochs differ by less than that."""
-    ends = [epochs_until_settled(lambda epoch: 20 + min(epoch, 12), noise=0.4, seed=seed) for seed in range(200)]
-    assert np.mean([end < 9 for end in ends]) < 0.1 and np.median(ends) <= 17
+def test_noise_of_a_few_hundred_documents_rarely_ends_a_rise() -> None:
+    """A point an epoch with a fifth of a point of noise, as averaged weights have on 500 documents."""
+    ends = [epochs_until_settled(lambda epoch: 20 + min(epoch, 12), noise=0.2, seed=seed) for seed in range(200)]
+    assert np.mean([end < 10 for end in ends]) < 0.1 and np.median(ends) <= 17
 
 
 def test_epochs_that_were_not_evaluated_do_not_count() -> None:
-    gains = [20.0, 22.0, 22.0, 22.0]
-    mixed = [r for record in records(gains) for r in (record, {"val_gain": None})]
-    assert settled(mixed) == settled(records(gains)) is False
-    assert settled(records([*gains, 22.0, 22.0]))
+    assert not settled([{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 7)]), "three evaluations"
+    assert settled([{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 8)])
+    rising = [{"epoch": i, "val_gain": float(i) if i % 3 == 0 else None} for i in range(1, 13)]
+    assert not settled(rising), "a point an epoch"
 
 
 def plan(held_out: int = 500, steps: int = 20, **training: Any) -> Plan:
@@ -75,42 +74,38 @@ def run(made: Plan, curve: Any, every: int = 1) -> tuple[Position, list[float]]:
     position, rates = Position(), []
     made.warming = True
     while position.epoch < made.most:
-        if made.warming and (position.epoch >= made.warmup_epochs or made.ended(position)):
-            made.warming = False
-        if made.ended(position):
+        if made.warming and (position.epoch >= made.warmup_epochs or position.ended):
+            made.warming = position.ended = False
+        if position.ended:
             break
-        made.review(position)
         for index in range(made.steps_per_epoch):
             if index and made.cut(position):
                 break
-            rates.append(made.rate(position.global_step, position))
+            rates.append(made.rate(position.global_step))
             position.global_step += 1
+        made.cut(position)
         position.epoch += 1
         position.history.append({"epoch": position.epoch, "val_gain": curve(position.epoch)})
+        made.review(position)
     return position, rates
 
 
-def test_the_rate_rises_stays_and_decays_to_zero() -> None:
+def test_the_rate_rises_and_stays() -> None:
     position, rates = run(plan(lr_warmup_steps=50), lambda epoch: min(epoch, 10))
     assert rates[:50] == pytest.approx(np.arange(1, 51) / 50)
-    assert set(rates[50 : position.decay_start]) == {1.0}
-    decay = rates[position.decay_start :]
-    assert decay[0] == 1.0 and decay[-1] == pytest.approx(1 / len(decay)) and len(decay) % 20 == 0
-    assert np.all(np.diff(decay) < 0)
-    assert len(decay) == pytest.approx(0.25 * position.decay_start, abs=20)
-    assert 11 <= position.epoch <= 18
+    assert set(rates[50:]) == {1.0}
+    assert 11 <= position.epoch <= 14
 
 
 @pytest.mark.parametrize("most", [2, 3, 5, 8, 40])
-def test_max_epochs_includes_the_decay(most: int) -> None:
+def test_max_epochs_ends_training(most: int) -> None:
     position, rates = run(plan(max_epochs=most), lambda epoch: epoch)
     assert position.epoch == most and len(rates) == 20 * most
-    assert 0 < position.decay_steps <= 0.5 * len(rates) and rates[-1] < 0.06
 
 
 def test_a_given_number_of_epochs_has_a_linear_schedule() -> None:
     position, rates = run(plan(epochs=6, lr_warmup_steps=20), lambda epoch: 0.0)
-    assert position.epoch == 6 and position.decay_start == -1
+    assert position.epoch == 6 and not position.ended
     assert rates == [planning.linear_schedule(20, 120)(step) for step in range(120)]
 
 
@@ -136,14 +131,13 @@ def test_minutes_are_kept_whatever_the_pace(monkeypatch: pytest.MonkeyPatch) -> 
         made.clock, made.reserve = Clock(), lambda: 30.0
         ordinary = made.rate
 
-        def rate(step: int, position: Position, pace: float = pace, ordinary: Any = ordinary) -> float:
+        def rate(step: int, pace: float = pace, ordinary: Any = ordinary) -> float:
             now[0] += pace
-            return ordinary(step, position)
+            return ordinary(step)
 
         made.rate = rate  # type: ignore[method-assign]
-        position, rates = run(made, lambda epoch: epoch)
-        assert 600 - 30 - 3 * pace <= now[0] <= 600 - 30 + pace
-        assert 0.1 < position.decay_steps / len(rates) < 0.3 and rates[-1] < 0.2
+        position, _ = run(made, lambda epoch: epoch)
+        assert position.ended and 600 - 30 <= now[0] <= 600 - 30 + 1.01 * pace
 
 
 def test_a_warm_up_takes_its_share_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +145,9 @@ def test_a_warm_up_takes_its_share_of_the_minutes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
     made = plan(max_minutes=10)
     made.clock, made.warming = Clock(), True
-    assert not made.ended(Position())
+    assert not made.cut(Position())
     now[0] = 241.0
-    assert made.ended(Position()), "two fifths"
+    assert made.cut(Position()), "two fifths"
 
 
 def test_epochs_are_a_number_or_auto() -> None:
@@ -183,7 +177,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_ends_by_itself_and_prunes_on_the_way(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
     train(tiny_artifacts, tmp_path, AUTO)
     found = history(tmp_path / "model")
-    assert [r["epoch"] for r in found] == list(range(1, len(found) + 1)) and 4 < len(found) <= 12
+    assert [r["epoch"] for r in found] == list(range(1, len(found) + 1)) and 4 <= len(found) <= 12
     assert [r["phase"] for r in found[:3]] == ["warmup", "warmup", "retrain"]
     assert found[-1]["val_gain"] is not None and found[-1]["val_p_at_1"] is not None
     rounds = json.loads((tmp_path / "pruned_graph" / "rounds.json").read_text())
