@@ -185,7 +185,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_error_ends_with_its_code(error: type[RamenError], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: object) -> str:
         raised = error.__new__(error)
-        Exception.__init__(raised, "one\ntwo")
+        Exception.__init__(raised, "one", "two")
         raise raised
 
     monkeypatch.setattr("ramen.config.to_yaml", refuse)
