@@ -122,7 +122,7 @@ class Data(Section):
     def _encoding_is_of_text(cls, value: str) -> str:
         # lines are split before they are decoded, and fields are found by ASCII characters: hex, punycode, utf-16 and
         # unicode_escape are codecs too
-        probe = _ASCII + "\\x41\\u0041\\n"
+        probe = _ASCII + "\\x41\\u0041\\n.xn--mnchen-3ya.a"
         try:
             codecs.lookup(value)
         except (LookupError, ValueError):
@@ -555,11 +555,11 @@ class Index(Section):
             return value
         if not re.fullmatch(r"[A-Z][A-Za-z0-9_,()]{0,199}", value):
             raise ValueError(f"expected {', '.join(INDEX_KINDS)}, or a faiss factory string such as IVF4096,PQ48")
-        for before, number in re.findall(r"(\D+)(\d+)", value):
-            # a faiss factory takes any number: 0 ends the process, and the memory of 24 bits a code is 50 GB
-            largest = 10 if before.endswith("IMI2x") else 16 if before.endswith("x") else FACTORY_MAX
-            if number != "2" * ("IMI" in before) and not 1 <= int(number[:10]) <= largest:
-                raise ValueError(f"{value!r}: expected a number from 1 to {largest} in {before.strip(',')}{number}")
+        for token, number in re.findall(r"(IMI2x|[A-Za-z_]+)(\d+)", value):
+            # a faiss factory takes any number: 0 ends the process, and codes of 24 bits take 50 GB
+            largest = {"IMI2x": 10, "x": 16}.get(token, FACTORY_MAX)
+            if not 1 <= int(number[:10]) <= largest:
+                raise ValueError(f"{value!r}: expected a number from 1 to {largest} in {token}{number}")
         return value
 
     @field_validator("alias")
@@ -728,10 +728,11 @@ def _assign(tree: dict[str, Any], text: str) -> tuple[str, str]:
 
     `section.key.entry=value` changes one entry of a knob that is a mapping.
     """
+    where = f"--set {_name(text)}"
     path, equals, value = text.partition("=")
     parts = path.strip().split(".", 2)
     if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError(f"--set {text}: expected section.key=value, e.g. training.epochs=5")
+        raise ConfigError(f"{where}: expected section.key=value, e.g. training.epochs=5")
     section, key, *entry = parts
     _check_keys({section: {key: None}}, "--set")
     field = SECTIONS[section].model_fields[key]
@@ -741,11 +742,11 @@ def _assign(tree: dict[str, Any], text: str) -> tuple[str, str]:
     elif field.annotation is str and not value.strip().startswith(("'", '"')):
         parsed = _uncommented(value)  # a folder may be named 2024, or [x
     else:
-        parsed = parse_yaml(value, f"--set {text}") if value.strip() else ""
+        parsed = parse_yaml(value, where) if value.strip() else ""
     if entry:  # objective.lambdas.depends.label=0.3
         before = tree.get(section, {}).get(key, field.default)
         if not isinstance(before, Mapping):
-            raise ConfigError(f"--set {text}: {section}.{key} has no entries; expected {section}.{key}=value")
+            raise ConfigError(f"{where}: {section}.{key} has no entries; expected {section}.{key}=value")
         parsed = {**before, entry[0]: parsed}
     tree.setdefault(section, {})[key] = parsed
     return section, key

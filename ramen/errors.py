@@ -30,6 +30,9 @@ LONGEST = 1000
 """Characters of a line that are shown; a file may hold a value of megabytes."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_ERRNO = re.compile(r"\[Errno -?\d+\] (?P<what>[^:'\[]+)(?:: '(?P<path>[^']+)')?(?: -> '[^']+')?")
+"""How Python writes an error of the operating system."""
+
 
 def printable(text: str) -> str:
     r"""One line that any terminal or log can show.
@@ -49,6 +52,11 @@ def _escape(match: re.Match[str]) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a file name that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return match[0].encode("unicode_escape").decode("ascii")
+
+
+def _path_first(match: re.Match[str]) -> str:
+    """`path: what is wrong with it`, without the number of the error."""
+    return f"{match['path']}: {match['what']}" if match["path"] else match["what"]
 
 
 def shown(value: object, longest: int = 80) -> str:
@@ -78,7 +86,7 @@ class RamenError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return "\n".join(printable(str(cause)) for cause in self.args)
+        return "\n".join(printable(_ERRNO.sub(_path_first, str(cause))) for cause in self.args)
 
 
 class ConfigError(RamenError):

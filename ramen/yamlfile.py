@@ -38,7 +38,7 @@ _PLAIN = {
 class _Loader(yaml.SafeLoader):
     """Reads plain data within the bounds, and refuses a key that comes twice: PyYAML would keep the last one."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # not those of YAML 1.1
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # not those of YAML 1.1
     yaml_constructors: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self, text: str) -> None:
@@ -48,12 +48,11 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self._depth += 1
         self._nodes += 1
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self._depth > MAX_DEPTH:
-            raise yaml.composer.ComposerError(
-                None, None, f"nested deeper than {MAX_DEPTH}", self.peek_event().start_mark
-            )
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {MAX_DEPTH}", event.start_mark)
         if self._nodes > MAX_NODES:
-            raise _too_many(self.peek_event())
+            raise _too_many(event)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -101,7 +100,7 @@ def _check_size(root: yaml.Node) -> None:
     size(root)
 
 
-def _too_many(found: yaml.Node | yaml.Event) -> yaml.YAMLError:
+def _too_many(found: Any) -> yaml.YAMLError:
     return yaml.composer.ComposerError(None, None, f"more than {MAX_NODES:,} values", found.start_mark)
 
 

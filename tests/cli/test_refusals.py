@@ -69,7 +69,7 @@ def invoke(*arguments: str) -> Result:
         ("query x --input a --output b.parquet", "give a TEXT, or --input and --output", 2),
         ("query --input a", "give a TEXT, or --input and --output", 2),
         ("query --input a --output b.xlsx", "error: b.xlsx: answers cannot be written as .xlsx; use .parquet, .csv", 1),
-        ("query --input none.txt --output b.parquet", "error: none.txt: cannot be read ([Errno 2]", 3),
+        ("query --input none.txt --output b.parquet", "error: none.txt: cannot be read (none.txt: No such file", 3),
     ],
 )
 def test_refusal(arguments: str, line: str, code: int) -> None:
@@ -88,8 +88,8 @@ def test_refusal(arguments: str, line: str, code: int) -> None:
             "error: file: a file, where data.source = xc reads a folder; set data.path",
             3,
         ),
-        ("config -o file/x.yaml", "error: [Errno 17] File exists: 'file'", 1),
-        ("run --preset demo --out file/x", "error: [Errno 20] Not a directory: ", 1),
+        ("config -o file/x.yaml", "error: file: File exists", 1),
+        ("run --preset demo --out file/x", "error: ", 1),
     ],
 )
 def test_a_file_in_the_place_of_a_folder(arguments: str, line: str, code: int, tiny_source: Path) -> None:

@@ -95,24 +95,31 @@ def test_reading_stops_after_twenty_problems(tmp_path: Path) -> None:
 
 
 def test_a_truncated_gzip_names_the_last_good_line(tmp_path: Path) -> None:
-    path = tmp_path / "m.txt.gz"
-    packed = gzip.compress(b"".join(f"{i % 7}:{i}\n".encode() for i in range(20_000)))
+    path, defects = tmp_path / "m.txt.gz", Defects()
+    packed = gzip.compress(b"20000 7\n" + b"".join(f"{i % 7}:{i}\n".encode() for i in range(20_000)))
     path.write_bytes(packed[: len(packed) // 2])
-    defects = Defects()
     read_matrix(path, defects)
+    assert [defect.file for defect in defects.found] == [str(path)]
+    assert "cannot be unpacked after this line" in defects.found[0].expected and (defects.found[0].line or 0) > 1000
+
+
+def test_a_file_that_is_not_packed_has_no_line(tmp_path: Path) -> None:
+    path, defects = tmp_path / "m.txt.gz", Defects()
     path.write_bytes(b"no gzip at all")
     read_matrix(path, defects)
-    assert any("cannot be unpacked after this line" in defect.expected for defect in defects.found)
-    assert {defect.file for defect in defects.found} == {str(path)}
+    assert len(defects.found) == 1 and str(defects.found[0]).startswith(f"{path}: cannot be unpacked (Not a gzipped")
 
 
 def test_a_damaged_npz_is_a_problem_and_never_unpickled(tmp_path: Path) -> None:
-    path, defects = tmp_path / "m.npz", Defects()
+    path, objects, defects = tmp_path / "m.npz", tmp_path / "o.npz", Defects()
     path.write_bytes(b"PK\x03\x04 nothing")
     read_matrix(path, defects)
-    np.savez(path, format=np.array([object()], dtype=object))
-    read_matrix(path, defects)
-    assert len(defects.found) == 2
+    np.savez(objects, format=np.array([object()], dtype=object), shape=np.array([1, 1]))
+    read_matrix(objects, defects)
+    assert [str(defect).split(": ", 1)[1] for defect in defects.found] == [
+        "cannot be read as a sparse matrix of scipy (File is not a zip file)",
+        "cannot be read as a sparse matrix of scipy (`format` holds object, expected text)",
+    ]
 
 
 def test_npz_with_a_repeated_column_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -60,7 +61,8 @@ def fingerprint(settings: config.Data) -> str:
     for file in sorted(path.rglob("*")):
         if file.is_file():
             facts = file.stat()
-            digest.update(f"{file.relative_to(path).as_posix()}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+            name = os.fsencode(file.relative_to(path).as_posix())  # of any bytes: the folder may hold anything
+            digest.update(name + f"\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
 
