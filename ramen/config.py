@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -128,7 +129,9 @@ class Data(Section):
         except (LookupError, ValueError):
             raise ValueError(f"no encoding {value!r}; utf-8 and latin-1 are the usual ones") from None
         try:
-            keeps = probe.encode("ascii").decode(value) == probe
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an escape that Python does not know
+                keeps = probe.encode("ascii").decode(value) == probe
         except (LookupError, ValueError):
             keeps = False
         if not keeps:

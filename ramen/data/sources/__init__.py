@@ -72,6 +72,8 @@ def missing(settings: config.Data) -> errors.Problem:
     if path.is_dir():
         found = f"a folder, where data.source = {settings.source} reads a file"
         return errors.Problem(settings.path, found, "for one in the layout of the XC repository set data.source=xc")
+    if path.exists() and settings.source == "debian":
+        return errors.Problem(settings.path, "neither a file nor a folder", "set data.path to a snapshot")
     if path.exists():
         found = f"a file, where data.source = {settings.source} reads a folder"
         return errors.Problem(settings.path, found, "set data.path to the folder of the data set")

@@ -90,11 +90,15 @@ def decoded_lines(path: Path, encoding: str, defects: Defects) -> Iterator[tuple
     """
     for number, line in numbered_lines(path, defects):
         try:
-            yield number, line.decode(encoding)
+            text = line.decode(encoding)
+            if "\0" in text:  # UTF-16 of ASCII text is valid UTF-8
+                found = f"expected {encoding} text, found a NUL character at column {text.index(chr(0)) + 1}"
+                defects.add_unreadable(path, found, "save it as UTF-8", line=number)
+            yield number, text
         except UnicodeError as error:
             at = error.start if isinstance(error, UnicodeDecodeError) else 0
             mend = "set data.encoding=latin-1" if encoding.lower().replace("-", "") == "utf8" else "set data.encoding"
-            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line:
+            if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 mend = "save it as UTF-8"
             expected = f"expected {encoding}, found byte 0x{line[at]:02x} at column {at + 1}"
             defects.add_unreadable(path, expected, mend, line=number)

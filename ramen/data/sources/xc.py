@@ -54,8 +54,8 @@ _FILTERS = {
     "test": ("filter_labels_test.txt", "tst_filter_labels.txt"),
 }
 _GROUPS = {"train": "trn_groups.txt", "test": "tst_groups.txt"}
-_MATRIX = re.compile(r".+_.+_X_Y\.(?:npz|txt|txt\.gz)")
-_RAW = re.compile(r"(?P<list>.+)\.raw\.txt(?:\.gz)?")
+_MATRIX = re.compile(r".+_.+_X_Y\.(?:npz|txt|txt\.gz)", re.DOTALL)
+_RAW = re.compile(r"(?P<list>.+)\.raw\.txt(?:\.gz)?", re.DOTALL)
 _LISTS = ("train", "test", "label")
 _GRAPH = re.compile(r"(?P<set>[A-Za-z0-9_-]+?)_(?:trn|lbl|tst)_X_Y\.(?:npz|txt|txt\.gz)")
 
