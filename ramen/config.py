@@ -8,6 +8,9 @@ resolved once, at the front:
 The repository's params.yaml is a complete, commented file (written by `ramen config`), so naming a preset on
 the command line sets that file aside unless `--params` asks for it too.
 
+Values are read as YAML 1.2: `yes` and 2024-02-30 are text, 010 is ten. Tags, repeated keys, files of more than 256 KiB
+and values nested deeper than 20 are refused.
+
 Source tags are explained in docs/method.md, Sources; rec is ours.
 """
 

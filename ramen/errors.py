@@ -64,7 +64,7 @@ def shown(value: object, longest: int = 80) -> str:
     try:
         text = repr(value)
     except ValueError:  # a whole number of more than 4,300 digits has no text
-        return f"a {type(value).__name__} of thousands of digits"
+        return "a number of thousands of digits"
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
