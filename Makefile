@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRA ?= cpu
 PRESET ?= demo
+FUZZ_SECONDS ?= 30
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check sync pecos ui clean
+.PHONY: help run test fuzz check sync pecos ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +34,9 @@ run: $(READY) ## the whole pipeline on the Debian data set, beside its base (PRE
 test: export OMP_NUM_THREADS := 1
 test: $(READY) ## the whole test suite
 	pytest -n 2 --dist loadfile
+
+fuzz: $(READY) ## search for input that breaks a parser, FUZZ_SECONDS=30 each (6 minutes); findings: fuzz-findings/
+	python tests/helpers/parsers.py --seconds $(FUZZ_SECONDS)
 
 check: $(READY) ## lint, format, types, import layers, generated files
 	ruff check

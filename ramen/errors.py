@@ -9,6 +9,9 @@ RamenError (1)
 Interrupted (130)        stopped on purpose (SIGTERM, SIGINT); no Exception, so that nobody takes it for a failure
 
 The CLI prints the message of either and exits with its code; anything else is a bug and keeps its traceback.
+
+Every message goes through `printable`: values and file names come from files that anyone may have written, and must
+neither control the terminal nor break a line in two.
 """
 
 from __future__ import annotations
@@ -23,10 +26,67 @@ ERROR = "error: "
 """What a line begins with that says an error."""
 
 
+LONGEST = 1000
+"""Characters of a line that are shown; a file may hold a value of megabytes."""
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_ERRNO = re.compile(r"\[Errno -?\d+\] (?P<what>[^:'\[]+)(?:: '(?P<path>[^']+)')?(?: -> '[^']+')?")
+"""How Python writes an error of the operating system."""
+
+
+def printable(text: str) -> str:
+    r"""One line that any terminal or log can show.
+
+    Control characters, line ends of every kind, marks that change the direction of the text and lone surrogates are
+    escaped as in a Python literal; a byte of a file name that is not UTF-8 is shown as `\xff`. A line of more than
+    `LONGEST` characters loses its middle.
+    """
+    if len(text) > LONGEST:
+        half = LONGEST // 2
+        text = f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
+    return _UNPRINTABLE.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a file name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return match[0].encode("unicode_escape").decode("ascii")
+
+
+def _path_first(match: re.Match[str]) -> str:
+    """`path: what is wrong with it`, without the number of the error."""
+    return f"{match['path']}: {match['what']}" if match["path"] else match["what"]
+
+
+def shown(value: object, longest: int = 80) -> str:
+    """A value as a Python literal for a message, cut after `longest` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more than 4,300 digits has no text
+        return "a number of thousands of digits"
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def not_text(text: str) -> str:
+    """What a text holds that is no character, as an escape: a lone surrogate; "" = nothing."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return printable(text[error.start])
+    return ""
+
+
 class RamenError(Exception):
-    """A mistake the user can mend. The message is what the user reads."""
+    """An error caused by the user's input or configuration.
+
+    The arguments are the causes; the message that the user reads has one line for each.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return "\n".join(printable(_ERRNO.sub(_path_first, str(cause))) for cause in self.args)
 
 
 class ConfigError(RamenError):
@@ -67,7 +127,7 @@ class DataError(RamenError):
     def __init__(self, *problems: Problem) -> None:
         assert problems, "a DataError without a problem says nothing"
         self.problems = problems
-        super().__init__("\n".join(map(str, problems)))
+        super().__init__(*problems)
 
 
 class ArtifactError(RamenError):
@@ -105,7 +165,12 @@ def error_lines(message: str) -> list[str]:
 
 def warn(text: object) -> None:
     """Say on stderr what the user should know though the work goes on."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(str(text))}", file=sys.stderr, flush=True)
+
+
+def io_reason(error: OSError) -> str:
+    """What the operating system says of a failed read or write, without the number of the error."""
+    return error.strerror or str(error) or type(error).__name__
 
 
 def reason(error: BaseException) -> str:
@@ -123,5 +188,5 @@ def undecoded(error: UnicodeDecodeError) -> tuple[int, str]:
 def nearest(name: str, valid: Iterable[str]) -> str:
     """What to say of a name that is not among the valid ones."""
     names = list(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"valid names: {', '.join(names)}"

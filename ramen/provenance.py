@@ -7,6 +7,9 @@ import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from ramen.errors import warn
 
 ARM_ENV = "RAMEN_ARM"
 """Environment variable naming the variant ("ramen", "base") that a pipeline run is."""
@@ -63,18 +66,35 @@ def provenance() -> dict[str, str]:
 
 def _dvc_hashes() -> dict[str, str]:
     """md5 of the raw data (data.dvc) and of the graphs (dvc.lock), where these files are."""
+    pointer, lock = _read_dvc(Path("data.dvc")), _read_dvc(Path("dvc.lock"))
+    outs = {
+        "dvc.data": _at(pointer, "outs", 0, "md5"),
+        "dvc.graph": _at(lock, "stages", "build-graph", "outs", 0, "md5"),
+    }
+    return {key: str(value) for key, value in outs.items() if value}
+
+
+def _read_dvc(path: Path) -> Any:
+    """What a file of DVC holds, None where there is none or nothing that can be read."""
     import yaml
 
-    tags: dict[str, str] = {}
-    pointer, lock = Path("data.dvc"), Path("dvc.lock")
-    if pointer.is_file():
-        outs = (yaml.safe_load(pointer.read_text(encoding="utf-8")) or {}).get("outs") or [{}]
-        tags["dvc.data"] = str(outs[0].get("md5", ""))
-    if lock.is_file():
-        stages = (yaml.safe_load(lock.read_text(encoding="utf-8")) or {}).get("stages") or {}
-        outs = (stages.get("build-graph") or {}).get("outs") or [{}]
-        tags["dvc.graph"] = str(outs[0].get("md5", ""))
-    return {key: value for key, value in tags.items() if value}
+    if not path.is_file():
+        return None
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError):
+        warn(f"{path}: not a file of DVC; the run is not tagged with its hashes")
+        return None
+
+
+def _at(tree: Any, *keys: str | int) -> Any:
+    """The value under some keys of nested mappings and lists, None where the tree has another form."""
+    for key in keys:
+        try:
+            tree = tree[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree
 
 
 def _git(*arguments: str) -> str:

@@ -65,7 +65,7 @@ class Pointer:
             tree = yaml.safe_load(text)
             out, meta = tree["outs"][0], tree["meta"]
             return cls(out["path"], out["md5"], out["size"], out["nfiles"], meta["remote"], meta.get("endpoint") or "")
-        except (yaml.YAMLError, KeyError, TypeError, IndexError):
+        except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
             raise RamenError("not a DVC pointer of a ramen run; push the artifact again") from None
 
 

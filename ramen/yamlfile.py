@@ -1,35 +1,205 @@
-"""YAML files that users write: parameters and studies."""
+"""YAML that users write: parameter files, studies, and the values of `--set`.
+
+Of YAML's types only the mapping, the list, text, numbers, true, false and null are read, the numbers and constants as
+JSON writes them and YAML 1.2 reads them: `yes` is text, 010 is ten, 2024-02-30 is text, 1e-4 is a number. DVC reads
+params.yaml by the same rules. Size, depth and expanded size are bounded, so that reading ends in seconds.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
-from ramen.errors import ConfigError, undecoded
+from ramen.errors import ConfigError, io_reason, not_text, shown, undecoded
+
+MAX_BYTES = 256 * 1024
+"""Of a file; a complete parameter file takes a tenth."""
+MAX_DEPTH = 20
+MAX_NODES = 20_000
+"""Values and keys of a document, an alias counted as everything that it stands for."""
+
+_PREFIX = "tag:yaml.org,2002:"
+_PLAIN = {
+    "null": (r"~|null|Null|NULL|", "~nN\0"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
+"""Type -> plain scalars that are of it, and the characters they begin with [YAML 1.2, 10.3.2]."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that comes twice in a mapping: YAML does, PyYAML would take the last one without a word."""
+    """Reads plain data within the bounds, and refuses a key that comes twice: PyYAML would keep the last one."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # not those of YAML 1.1
+    yaml_constructors: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        self._nodes += 1
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if self._depth > MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {MAX_DEPTH}", event.start_mark)
+        if self._nodes > MAX_NODES:
+            raise _too_many(event)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _check_size(node)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise _refusal(node)
         seen: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} comes twice", key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key.start_mark)
+            if key.value in seen:
+                problem = f"{shown(key.value)} comes twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Do nothing: `<<` is a key like others [YAML 1.2]."""
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Refuse a document that is too large with its aliases expanded, or that contains itself."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        known = sizes.get(id(node))
+        if known == 0:
+            raise yaml.composer.ComposerError(None, None, "an alias stands inside what it stands for", node.start_mark)
+        if known is None:
+            sizes[id(node)] = 0
+            value = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = [part for pair in value for part in pair] if isinstance(node, yaml.MappingNode) else value
+            known = sizes[id(node)] = 1 + sum(map(size, parts))
+        if known > MAX_NODES:
+            raise _too_many(node)
+        return known
+
+    size(root)
+
+
+def _too_many(found: Any) -> yaml.YAMLError:
+    return yaml.composer.ComposerError(None, None, f"more than {MAX_NODES:,} values", found.start_mark)
+
+
+def _refusal(node: yaml.Node) -> yaml.YAMLError:
+    """The error of a value that is not of the type it is tagged as, or of a type that is not read."""
+    tag = node.tag.replace(_PREFIX, "!!")
+    what = f"{shown(node.value)} cannot be read as {tag}" if isinstance(node, yaml.ScalarNode) else f"tag {shown(tag)}"
+    return yaml.constructor.ConstructorError(None, None, f"{what}; write plain values without tags", node.start_mark)
+
+
+def _construct(name: str) -> Any:
+    inherited = getattr(yaml.SafeLoader, f"construct_yaml_{name}")
+
+    def construct(loader: _Loader, node: yaml.Node) -> Any:
+        expected = {"seq": yaml.SequenceNode, "map": yaml.MappingNode}.get(name, yaml.ScalarNode)
+        if not isinstance(node, expected):
+            raise _refusal(node)
+        if name == "int":
+            return _whole(node)
+        if name == "str" and not_text(node.value):
+            raise _refusal(node)
+        try:
+            return inherited(loader, node)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise _refusal(node) from None
+
+    return construct
+
+
+def _whole(node: yaml.Node) -> int:
+    """A decimal whole number; PyYAML's own would read 010 as eight and 1:30 as ninety."""
+    try:
+        return int(node.value) if re.fullmatch(_PLAIN["int"][0], node.value) else int("")
+    except ValueError:
+        raise _refusal(node) from None
+
+
+def _refuse(loader: _Loader, node: yaml.Node) -> Any:
+    raise _refusal(node)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either version of YAML would read as something else."""
+
+
+for _type, (_pattern, _first) in _PLAIN.items():
+    for _class in (_Loader, _Dumper):
+        _characters = ["" if character == "\0" else character for character in _first]
+        _class.add_implicit_resolver(_PREFIX + _type, re.compile(rf"(?:{_pattern})\Z"), _characters)
+for _name in ("null", "bool", "int", "float", "str", "seq", "map"):
+    _Loader.add_constructor(_PREFIX + _name, _construct(_name))
+_Loader.add_constructor(None, _refuse)
+
+
+def parse_yaml(text: str, where: str, *, numbered: bool = False) -> Any:
+    """The value that a YAML text stands for.
+
+    Args:
+        text: one document.
+        where: file or option, for messages.
+        numbered: whether messages name the line.
+
+    Raises:
+        ConfigError: not YAML, beyond a bound, or a type that is not read.
+    """
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{where}: expected at most {MAX_BYTES:,} characters of YAML, found {len(text):,}")
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader
+    except yaml.reader.ReaderError as error:
+        line = f"{where}:{text.count(chr(10), 0, error.position) + 1}" if numbered else where
+        found = chr(error.character) if isinstance(error.character, int) else error.character
+        raise ConfigError(f"{line}: not valid YAML (the character {shown(found)})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"{where}:{mark.line + 1}" if numbered and mark else where
+        raise ConfigError(f"{line}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
+    except (ValueError, OverflowError) as error:  # PyYAML's scanner on an escape or a version number out of range
+        raise ConfigError(f"{where}: not valid YAML ({error})") from None
 
 
 def read_yaml(path: Path) -> Any:
     """What a YAML file holds. Raises ConfigError, with the line where one is to blame; FileNotFoundError."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path}: expected at most {MAX_BYTES:,} bytes of YAML, found more; is it another file?")
+        return parse_yaml(content.decode("utf-8"), str(path), numbered=True)
     except UnicodeDecodeError as error:
         line, byte = undecoded(error)
         raise ConfigError(f"{path}:{line}: not UTF-8 (byte {byte}); save it as that") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({io_reason(error)})") from None
+
+
+def dump_yaml(value: Any) -> str:
+    """A value on one line of YAML, read back as it is by `parse_yaml` and by YAML 1.1."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10_000_000, allow_unicode=True)
+    return text.removesuffix("...\n").strip()

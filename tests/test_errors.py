@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from ramen import errors
@@ -30,3 +32,41 @@ def test_a_problem_is_one_line(problem: Problem, line: str) -> None:
 def test_a_data_error_has_a_line_per_problem() -> None:
     error = DataError(Problem("a", "x"), Problem("b", "y", line=2))
     assert str(error).splitlines() == ["a: x", "b:2: y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\nb\r\x1b[31m\x07\x9b", r"a\nb\r\x1b[31m\x07\x9b"),
+        ("a\u2028b\u2029\x85c", r"a\u2028b\u2029\x85c"),
+        ("\u202eabc\u2066", r"\u202eabc\u2066"),
+        ("\ud800 caf\udce9", r"\ud800 caf\xe9"),
+        ("ラーメン é \u200d 😀 \u3000", "ラーメン é \u200d 😀 \u3000"),
+    ],
+)
+def test_a_message_is_one_line_of_printable_text(text: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors.printable(text) == str(RamenError(text)) == line
+    assert str(DataError(Problem(text, "x"), Problem("f", text))).splitlines() == [f"{line}: x", f"f: {line}"]
+    assert errors.error_lines(str(RamenError(text))) == [f"error: {line}"]
+    errors.warn(text)
+    assert capsys.readouterr().err == f"warning: {line}\n"
+
+
+def test_a_long_value_is_cut() -> None:
+    line = str(RamenError(f"x.txt: {'a' * 10**6}; do this"))
+    assert len(line) < 1100 and line.startswith("x.txt: aaa") and line.endswith("aaa; do this")
+    assert "(999,018 characters left out)" in line
+    assert errors.shown("a" * 100) == "'" + "a" * 79 + "..." and errors.shown(10**5000).startswith("a number of thousands")
+
+
+def test_the_number_of_a_system_error_is_left_out() -> None:
+    full = OSError(28, "No space left on device", "/data/x")
+    assert str(RamenError(f"ingest: {full}; no output was changed")) == (
+        "ingest: /data/x: No space left on device; no output was changed"
+    )
+    assert str(RamenError(str(OSError(28, "No space left on device")))) == "No space left on device"
+
+
+def test_an_error_survives_a_process_boundary() -> None:
+    error = pickle.loads(pickle.dumps(DataError(Problem("a\nb", "x"), Problem("c", "y"))))
+    assert str(error).splitlines() == [r"a\nb: x", "c: y"] and len(error.problems) == 2

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import logging
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ramen.artifacts import failed_io
-from ramen.errors import ConfigError, Interrupted, RamenError, error_lines
+from ramen.errors import ConfigError, Interrupted, RamenError, error_lines, not_text, printable
 
 if TYPE_CHECKING:
     from ramen.config import Config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def image_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of options for a container image: a name with or without registry, tag and digest."""
+    if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}", value):
+        raise click.BadParameter(f"expected an image such as registry.example/ramen@sha256:..., found {value!r}")
+    return value
 
 
 class Refusal(click.ClickException):
@@ -66,25 +76,59 @@ class CommandGroup(click.Group):
             raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _printable_usage():
+            for argument in args:
+                if not_text(argument):
+                    raise click.UsageError(f"the argument '{argument}' is not UTF-8; rename the file or folder", ctx)
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _printable_usage():
+                _check_working_directory()
+                return super().invoke(ctx)
         except (RamenError, Interrupted) as error:
             raise Refusal(error) from error
         except OSError as error:
             if isinstance(error, BrokenPipeError) or not (reason := failed_io(error)):
                 raise
             raise Refusal(RamenError(reason)) from error
+        except MemoryError as error:
+            told = f" ({error})" if str(error) else ""
+            raise Refusal(RamenError(f"not enough memory{told}; use a larger machine or less data")) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(130)
+
+
+@contextlib.contextmanager
+def _printable_usage() -> Iterator[None]:
+    """Escape what click repeats of the command line in its messages."""
+    try:
+        yield
+    except click.UsageError as error:
+        lines = error.format_message().split("\n")
+        if lines == [printable(line) for line in lines]:
+            raise
+        raise click.UsageError("\n".join(map(printable, lines)), error.ctx) from None
+
+
+def _check_working_directory() -> None:
+    """Refuse a folder whose path no URI, log or manifest could hold. Raises RamenError."""
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        raise RamenError("the working directory was deleted; change to another folder") from None
+    if not_text(here):
+        raise RamenError(f"{here}: the path of the working directory is not UTF-8; rename the folder")
 
 
 def config_options(function: Function) -> Function:
     """The options `--preset`, `--params` and `--set`; the command gets them resolved as the argument `resolve`."""
 
     @click.option("--preset", metavar="NAME", help="Start from a preset (ramen/presets) instead of params.yaml.")
-    @click.option("--params", type=PATH, metavar="FILE", help="Parameter file.  [default: params.yaml if there is one]")
+    @click.option("--params", type=FILE, metavar="FILE", help="Parameter file.  [default: params.yaml if there is one]")
     @click.option("--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one knob; may be repeated.")
     @functools.wraps(function)
     def wrapped(*, preset: str | None, params: Path | None, sets: tuple[str, ...], **kwargs: Any) -> Any:

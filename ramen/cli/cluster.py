@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramen.cli.base import PATH, config_options
+from ramen.cli.base import PATH, config_options, image_name
 from ramen.errors import RamenError
 
 if TYPE_CHECKING:
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 @click.command(short_help="Run the pipeline on a Kubeflow cluster.")
 @click.argument("pipeline", type=PATH, default=Path("pipelines/ramen.yaml"))
 @config_options
-@click.option("--image", metavar="IMAGE", help="Compile now, with this image for all steps, instead of PIPELINE.")
+@click.option(
+    "--image",
+    callback=image_name,
+    metavar="IMAGE",
+    help="Compile now, with this image for all steps, instead of PIPELINE.",
+)
 @click.option(
     "--endpoint", default="", metavar="URL", help="Of the server.  [default: KF_PIPELINES_ENDPOINT, or kfp's]"
 )

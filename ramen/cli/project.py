@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramen.cli.base import PATH, config_options, show_progress
+from ramen.cli.base import FILE, PATH, config_options, image_name, show_progress
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Write the Debian package snapshot that the demo trains on.")
 @config_options
-@click.option("--packages", type=PATH, metavar="FILE", help="Take this Packages file instead of asking apt.")
+@click.option("--packages", type=FILE, metavar="FILE", help="Take this Packages file instead of asking apt.")
 def fetch(resolve: Callable[..., Config], packages: Path | None) -> None:
     """Write the snapshot of the Debian package metadata to data.path.
 
@@ -69,7 +69,7 @@ def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
 
 @click.command(short_help="Print or write a complete, commented parameter file.")
 @config_options
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="Write here instead of standard output.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write here instead of standard output.")
 def config(resolve: Callable[..., Config], output: Path | None) -> None:
     """Print every knob with its value, range and help.
 
@@ -91,9 +91,9 @@ def config(resolve: Callable[..., Config], output: Path | None) -> None:
 
 @click.command(short_help="Compile the pipeline for Kubeflow.")
 @click.option(
-    "-o", "--output", type=PATH, default=Path("pipelines/ramen.yaml"), show_default=True, help="The compiled pipeline."
+    "-o", "--output", type=FILE, default=Path("pipelines/ramen.yaml"), show_default=True, help="The compiled pipeline."
 )
-@click.option("--image", metavar="IMAGE", help="Image of all steps; an immutable tag or digest.")
+@click.option("--image", callback=image_name, metavar="IMAGE", help="Image of all steps; an immutable tag or digest.")
 @config_options
 def compile(output: Path, image: str | None, resolve: Callable[..., Config]) -> None:
     """Compile the pipeline to a file that `kfp run submit -e ramen -f FILE` takes.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.errors import ConfigError, nearest
+from ramen.errors import ConfigError, nearest, shown
 from ramen.yamlfile import read_yaml
 
 if TYPE_CHECKING:
@@ -106,14 +106,10 @@ def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
         raise ConfigError(f"study {name!r}: unknown; there are {', '.join(studies())}, or give a YAML file")
     tree = read_yaml(path)
     try:
-        if unknown := set(tree) - FIELDS:
-            raise ConfigError(f"{sorted(unknown)[0]}: unknown; {nearest(sorted(unknown)[0], FIELDS)}")
-        rows = [_row(row) for row in tree.get("rows", [])]
-        for template in tree.get("rows_per_anchor_set", []):
+        _check_form(tree)
+        rows = [_row(row) for row in tree.get("rows") or []]
+        for template in tree.get("rows_per_anchor_set") or []:
             rows += [_row(template, anchor_set) for anchor_set in anchor_sets]
-        title = str(tree["title"])
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: is no study ({error}); see ramen/studies for the form") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     names = [row.name for row in rows]
@@ -128,15 +124,44 @@ def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
     for number, row in enumerate(rows):
         if row.time_of and row.time_of not in names[:number]:
             raise ConfigError(f"{path}: row {row.name!r}: `time_of: {row.time_of}` names no row above it")
-    return Study(path.stem, title, tuple(rows), per_set, tuple(tree.get("published") or ()))
+    return Study(path.stem, tree["title"], tuple(rows), per_set, tuple(tree.get("published") or ()))
+
+
+def _check_form(tree: Any) -> None:
+    """Refuse what is not a mapping of a study's fields. Raises ConfigError, without the name of the file."""
+    if not isinstance(tree, dict) or not isinstance(tree.get("title"), str):
+        raise ConfigError("is no study: expected a mapping with a text `title`; see ramen/studies for the form")
+    _check_fields(tree, FIELDS, "")
+    for field in ("rows", "rows_per_anchor_set"):
+        rows = tree.get(field) or []
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ConfigError(f"{field}: expected a list of mappings; see ramen/studies for the form")
+    if not _is_texts(tree.get("published") or []):
+        raise ConfigError("published: expected a list of names of tables")
+
+
+def _check_fields(tree: dict[Any, Any], fields: set[str], where: str) -> None:
+    if unknown := [str(key) for key in tree if key not in fields]:
+        raise ConfigError(f"{where}{unknown[0]}: unknown; {nearest(unknown[0], fields)}")
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:
-    if unknown := set(tree) - ROW_FIELDS:
-        name = sorted(unknown)[0]
-        raise ConfigError(f"row {tree.get('name', '?')!r}: {name}: unknown; {nearest(name, ROW_FIELDS)}")
-    if isinstance(tree.get("set"), str):
-        raise ConfigError(f"row {tree.get('name', '?')!r}: set: expected a list, as in [{tree['set']}]")
-    sets = tuple(str(text).replace("{set}", anchor_set) for text in tree.get("set") or [])
-    others = {key: str(tree.get(key, "")) for key in ("against", "peer", "time_of")}
-    return Row(str(tree["name"]).replace("{set}", anchor_set), sets, **others)
+    name = tree.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"row {shown(name)}: name: expected a text; quote a number")
+    where = f"row {shown(name)}: "
+    _check_fields(tree, ROW_FIELDS, where)
+    sets = tree.get("set") or []
+    if isinstance(sets, str):
+        raise ConfigError(f"{where}set: expected a list, as in [{sets}]")
+    if not _is_texts(sets):
+        raise ConfigError(f"{where}set: expected a list of assignments section.key=value")
+    others = {key: tree.get(key) or "" for key in ("against", "peer", "time_of")}
+    for key, value in others.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{where}{key}: expected a text, found {shown(value)}; quote a number")
+    return Row(name.replace("{set}", anchor_set), tuple(text.replace("{set}", anchor_set) for text in sets), **others)

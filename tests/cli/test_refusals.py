@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def invoke(*arguments: str) -> Result:
         ("query x --input a --output b.parquet", "give a TEXT, or --input and --output", 2),
         ("query --input a", "give a TEXT, or --input and --output", 2),
         ("query --input a --output b.xlsx", "error: b.xlsx: answers cannot be written as .xlsx; use .parquet, .csv", 1),
-        ("query --input none.txt --output b.parquet", "error: none.txt: cannot be read ([Errno 2]", 3),
+        ("query --input none.txt --output b.parquet", "error: none.txt: cannot be read (none.txt: No such file", 3),
     ],
 )
 def test_refusal(arguments: str, line: str, code: int) -> None:
@@ -88,8 +89,8 @@ def test_refusal(arguments: str, line: str, code: int) -> None:
             "error: file: a file, where data.source = xc reads a folder; set data.path",
             3,
         ),
-        ("config -o file/x.yaml", "error: [Errno 17] File exists: 'file'", 1),
-        ("run --preset demo --out file/x", "error: [Errno 20] Not a directory: ", 1),
+        ("config -o file/x.yaml", "error: file: File exists", 1),
+        ("run --preset demo --out file/x", "error: ", 1),
     ],
 )
 def test_a_file_in_the_place_of_a_folder(arguments: str, line: str, code: int, tiny_source: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_error_ends_with_its_code(error: type[RamenError], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: object) -> str:
         raised = error.__new__(error)
-        Exception.__init__(raised, "one\ntwo")
+        Exception.__init__(raised, "one", "two")
         raise raised
 
     monkeypatch.setattr("ramen.config.to_yaml", refuse)
@@ -231,3 +232,76 @@ def test_broken_data_leave_nothing_behind(xc_folder: Path) -> None:
     assert result.exit_code == 3
     assert "trn_X_Y.txt:2" in result.stderr
     assert not Path("artifacts").exists()
+
+
+def run_process(*arguments: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, b"-m", b"ramen", *arguments], capture_output=True)
+
+
+@pytest.mark.parametrize("arguments", [(b"caf\xe9",), (b"config", b"--set", b"data.path=caf\xe9"), (b"query", b"\xe9")])
+def test_an_argument_that_is_not_utf8_ends_in_one_line(arguments: tuple[bytes, ...]) -> None:
+    done = run_process(*arguments)
+    assert done.returncode == 2 and b"is not UTF-8; rename the file or folder" in done.stderr
+    assert rb"\xe9" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_a_working_directory_that_is_not_utf8_ends_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    done = invoke("config")
+    assert done.exit_code == 1 and done.stderr.splitlines() == [
+        f"error: {tmp_path}/caf\\xe9: the path of the working directory is not UTF-8; rename the folder"
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["\x1b[31m\u202e"], ["config", "\x1b[31m\u202e"], ["config", "--\x1b[31m\u202e"],
+     ["config", "--preset", "\x1b[31m\u202e"], ["config", "--set", "walk.\x1b[31m\u202e=1"],
+     ["ingest", "--source", "xc", "--path", "\x1b[31m\u202e"], ["ingest", "--metrics", "\x1b[31m\u202e/x"]],
+)  # fmt: skip
+def test_no_argument_reaches_the_terminal_as_control_characters(arguments: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code != 0 and result.stderr.strip()
+    assert "\x1b" not in result.stderr and "\u202e" not in result.stderr
+
+
+@pytest.mark.parametrize("image", ["", " ", "a b", "a\nb", "-x", "$(id)"])
+@pytest.mark.parametrize("command", ["compile", "submit"])
+def test_an_image_without_a_name_is_refused(command: str, image: str) -> None:
+    result = invoke(command, "--image", image)
+    assert result.exit_code == 2 and "Invalid value for '--image': expected an image such as" in result.stderr
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("- 1\n", "is no study: expected a mapping with a text `title`"),
+        ("title: [a]\nrows: []\n", "is no study: expected a mapping with a text `title`"),
+        ("title: t\nrows: abc\n", "rows: expected a list of mappings"),
+        ("title: t\nrows: [1]\n", "rows: expected a list of mappings"),
+        ("title: t\nrows: [{name: [a]}]\n", "row ['a']: name: expected a text"),
+        ("title: t\nrows: [{name: a, set: {a: 1}}]\n", "row 'a': set: expected a list of assignments"),
+        ("title: t\nrows: [{name: a, set: [1]}]\n", "row 'a': set: expected a list of assignments"),
+        ("title: t\nrows: [{name: a, against: [b]}]\n", "row 'a': against: expected a text, found ['b']"),
+        ("title: t\nrow: []\n", "row: unknown; did you mean rows?"),
+    ],
+)
+def test_a_study_of_another_form_names_the_field(content: str, line: str) -> None:
+    Path("p.yaml").write_text(content)
+    result = invoke("ablate", "--preset", "demo", "--study", "p.yaml")
+    assert result.stderr.startswith(f"error: p.yaml: {line}") and result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_too_little_memory_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(config: object) -> str:
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    monkeypatch.setattr("ramen.config.to_yaml", allocate)
+    result = invoke("config")
+    assert (result.exit_code, result.stderr) == (
+        1, "error: not enough memory (Unable to allocate 9 TiB); use a larger machine or less data\n"
+    )  # fmt: skip

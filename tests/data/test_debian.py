@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import lzma
 import shutil
 import subprocess
@@ -186,7 +187,7 @@ def test_a_missing_or_damaged_snapshot(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         debian.read(settings)
     assert str(error.value) == (
-        f"{path}:1: not a package in JSON (KeyError: 'source'); remove the file and run `ramen fetch`"
+        f"{path}:1: not a package in JSON (source: expected a text, found None); remove the file and run `ramen fetch`"
     )
 
 
@@ -278,3 +279,46 @@ def test_same_seed_same_problem_other_seed_other_split() -> None:
     one, two, other = (debian.build(packages, config.Data(seed=seed)) for seed in (1, 1, 2))
     assert one.test == two.test and np.array_equal(one.y_train.indices, two.y_train.indices)
     assert one.test != other.test
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"name": 1}, "name: expected a text, found 1"),
+        ({"name": ""}, "name: expected a text, found none"),
+        ({"depends": "libc6"}, "depends: expected a list of texts, found 'libc6'"),
+        ({"tags": [["a"]]}, "tags: expected a list of texts, found [['a']]"),
+        ({"description": "\ud800"}, r"description: \ud800 is half of a character"),
+    ],
+)
+def test_a_package_of_another_form_names_the_field(tmp_path: Path, change: dict[str, object], expected: str) -> None:
+    texts = {"name": "a", "source": "a", "description": "", "depends": [], "recommends": [], "suggests": [], "tags": []}
+    path = tmp_path / "debian.jsonl"
+    path.write_text(json.dumps(texts) + "\n" + json.dumps(texts | change) + "\n")
+    with pytest.raises(DataError) as error:
+        debian.read(config.Data(path=str(path)))
+    assert str(error.value) == f"{path}:2: not a package in JSON ({expected}); remove the file and run `ramen fetch`"
+
+
+def test_fetch_replaces_nothing_but_a_snapshot(tmp_path: Path) -> None:
+    from ramen.data.sources.packages import fetch
+
+    packages = tmp_path / "Packages"
+    packages.write_text("Package: a\n\nPackage: b\n")
+    notes, snapshot = tmp_path / "notes.txt", tmp_path / "debian.jsonl.gz"
+    notes.write_text("mine")
+    for path in (notes, packages, tmp_path):
+        with pytest.raises(DataError, match="is no snapshot of packages, and would be replaced; set another data.path"):
+            fetch(path, packages)
+    assert notes.read_text() == "mine" and packages.read_text().startswith("Package: a")
+    assert fetch(snapshot, packages) == fetch(snapshot, packages) == 2
+    snapshot.write_bytes(b"")
+    assert fetch(snapshot, packages) == 2
+
+
+def test_versions_of_any_length_are_ordered() -> None:
+    from ramen.data.sources.packages import version_key
+
+    versions = ["1~1", "1", "1.2", "1.10", f"1.{'9' * 5000}", "²:1", "1:0", "10:0"]
+    assert sorted(versions[:5], key=version_key) == versions[:5]
+    assert version_key("10:0") > version_key("9:0") > version_key("²:1")

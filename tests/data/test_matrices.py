@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 from ramen.data.sources.lines import Defects
-from ramen.data.sources.matrices import read_matrix, read_pairs
+from ramen.data.sources.matrices import Expected, read_matrix, read_pairs
 from ramen.errors import DataError
 
 
@@ -75,6 +78,8 @@ BROKEN = [
     ("1 4\n1:2:3\n", ":2: expected `column:value` pairs, found '1:2:3'"),
     ("1 4\n0:nan\n", ":2: expected `column:value` pairs, found '0:nan'"),
     ("1 4\n-1:1\n", ":2: expected `column:value` pairs, found '-1:1'"),
+    ("2147483648 1\n", ":1: expected at most 2147483647 rows and columns, found '2147483648 1'"),
+    (f"{'9' * 5000} 1\n", f":1: expected at most 2147483647 rows and columns, found '{'9' * 40}...'"),
     ("0:1 1:1\n", ":1: expected a header `rows columns`, found '0:1 1:1'"),
     ("", ":1: expected a header `rows columns`, found ''"),
 ]
@@ -95,24 +100,167 @@ def test_reading_stops_after_twenty_problems(tmp_path: Path) -> None:
 
 
 def test_a_truncated_gzip_names_the_last_good_line(tmp_path: Path) -> None:
-    path = tmp_path / "m.txt.gz"
-    packed = gzip.compress(b"".join(f"{i % 7}:{i}\n".encode() for i in range(20_000)))
+    path, defects = tmp_path / "m.txt.gz", Defects()
+    packed = gzip.compress(b"20000 7\n" + b"".join(f"{i % 7}:{i}\n".encode() for i in range(20_000)))
     path.write_bytes(packed[: len(packed) // 2])
-    defects = Defects()
     read_matrix(path, defects)
+    assert [defect.file for defect in defects.found] == [str(path)]
+    assert "cannot be unpacked after this line" in defects.found[0].expected and (defects.found[0].line or 0) > 1000
+
+
+def test_a_file_that_is_not_packed_has_no_line(tmp_path: Path) -> None:
+    path, defects = tmp_path / "m.txt.gz", Defects()
     path.write_bytes(b"no gzip at all")
     read_matrix(path, defects)
-    assert any("cannot be unpacked after this line" in defect.expected for defect in defects.found)
-    assert {defect.file for defect in defects.found} == {str(path)}
+    assert len(defects.found) == 1 and str(defects.found[0]).startswith(f"{path}: cannot be unpacked (Not a gzipped")
 
 
 def test_a_damaged_npz_is_a_problem_and_never_unpickled(tmp_path: Path) -> None:
-    path, defects = tmp_path / "m.npz", Defects()
+    path, objects, defects = tmp_path / "m.npz", tmp_path / "o.npz", Defects()
     path.write_bytes(b"PK\x03\x04 nothing")
     read_matrix(path, defects)
-    np.savez(path, format=np.array([object()], dtype=object))
+    np.savez(objects, format=np.array([object()], dtype=object), shape=np.array([1, 1]))
+    read_matrix(objects, defects)
+    assert [str(defect).split(": ", 1)[1] for defect in defects.found] == [
+        "cannot be read as a sparse matrix of scipy (File is not a zip file)",
+        "cannot be read as a sparse matrix of scipy (`format` holds object, expected text)",
+    ]
+
+
+def npz(path: Path, **changes: object) -> Path:
+    """A matrix of 3 x 4 as scipy saves it, with some arrays replaced; None = left out."""
+    arrays: dict[str, object] = {
+        "format": b"csr", "shape": [3, 4], "indices": np.array([0, 2, 3], np.int32),
+        "indptr": np.array([0, 1, 1, 3], np.int32), "data": np.ones(3, np.float32),
+    } | changes  # fmt: skip
+    np.savez_compressed(path, **{name: value for name, value in arrays.items() if value is not None})
+    return path
+
+
+NOT_NPZ = [
+    ({"indices": np.array([0.0, 2.5, 3.0])}, "`indices` holds float64, expected whole numbers"),
+    ({"indptr": np.array([0, 1, 1, 3], complex)}, "`indptr` holds complex128, expected whole numbers"),
+    ({"data": np.ones(3, complex)}, "`data` holds complex128, expected numbers"),
+    ({"data": np.array(["a", "b", "c"])}, "`data` holds str32, expected numbers"),
+    ({"data": np.zeros(3, "M8[s]")}, "`data` holds datetime64[s], expected numbers"),
+    ({"data": np.array([None, 1, 2])}, "`data` holds object, expected numbers"),
+    ({"data": np.ones((3, 1))}, "`data` claims (3, 1) float64 values, but holds 24 bytes"),
+    ({"data": np.ones(2)}, "2 values for 3 positions"),
+    ({"indices": np.array([0, 2, 4])}, "expected a column below 4, found 4"),
+    ({"indices": np.array([0, -2, 3])}, "expected a column below 4, found -2"),
+    ({"indices": np.array([0, 2, 2**64 - 1], np.uint64)}, "expected a column below 4, found 18446744073709551615"),
+    ({"indptr": np.array([0, 3, 1, 3])}, "`indptr` does not divide 3 values into 3 rows"),
+    ({"indptr": np.array([0, 1, 3])}, "`indptr` does not divide 3 values into 3 rows"),
+    ({"shape": [10**12, 4]}, "expected two numbers from 0 to 2147483647 as its shape"),
+    ({"shape": [3, -4]}, "expected two numbers from 0 to 2147483647 as its shape"),
+    ({"shape": [2147483647, 4]}, "`indptr` does not divide 3 values into 2147483647 rows"),
+    ({"format": b"dia"}, "a sparse matrix of the form 'dia', expected csr, csc, coo; convert it by .tocsr()"),
+    ({"format": None}, "no sparse matrix of scipy (no `format` and `shape` in it); write it with save_npz"),
+    ({"indices": None}, "no array `indices` in it"),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), NOT_NPZ)
+def test_npz_of_another_type_or_shape_is_refused(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
+    path, defects = npz(tmp_path / "m.npz", **changes), Defects()
     read_matrix(path, defects)
-    assert len(defects.found) == 2
+    assert [str(defect) for defect in defects.found] == [
+        f"{path}: cannot be read as a sparse matrix of scipy ({expected})"
+    ]
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float64])
+def test_npz_of_every_form_reads_alike(tmp_path: Path, form: str, dtype: object) -> None:
+    wanted = np.array([[0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]])
+    sp.save_npz(tmp_path / "m.npz", getattr(sp, f"{form}_matrix")(wanted.astype(dtype)))
+    defects = Defects()
+    found = read_matrix(tmp_path / "m.npz", defects, Expected(3, 4))
+    assert not defects.found and found.toarray().tolist() == wanted.tolist()
+
+
+def claiming(path: Path, count: int, *, claimed_bytes: int | None = None) -> Path:
+    """An archive whose array `data` says that it has `count` values, of which 3 are there."""
+    npz(path, data=None)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (count,)})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data.npy", header.getvalue() + np.ones(3, np.float32).tobytes())
+        if claimed_bytes is not None:
+            archive.filelist[-1].file_size = claimed_bytes
+    return path
+
+
+def test_npz_claims_are_checked_before_memory_is_taken(tmp_path: Path) -> None:
+    cases = {
+        claiming(tmp_path / "a.npz", 10**12): "`data` claims (1000000000000,) float32 values, but holds 12 bytes",
+        claiming(tmp_path / "b.npz", 10**12, claimed_bytes=4 * 10**12 + 128): "which the file cannot hold",
+        claiming(tmp_path / "c.npz", 10**5, claimed_bytes=4 * 10**5 + 128): "",
+    }
+    tracemalloc.start()
+    for path, expected in cases.items():
+        defects = Defects()
+        read_matrix(path, defects)
+        assert len(defects.found) == 1 and expected in defects.found[0].expected, path
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+
+
+def test_npz_that_needs_more_than_the_free_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, defects = tmp_path / "m.npz", Defects()
+    sp.save_npz(path, sp.csr_matrix(np.ones((1, 300_000))), compressed=True)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Free", (), {"available": 0})())
+    read_matrix(path, defects)
+    assert "of memory, 0.0 GB are free" in defects.found[0].expected
+
+
+@pytest.mark.parametrize("change", ["encrypted", "stream", "checksum", "method", "cut"])
+def test_a_damaged_or_encrypted_archive_is_one_problem(tmp_path: Path, change: str) -> None:
+    path, defects = npz(tmp_path / "m.npz"), Defects()
+    data = bytearray(path.read_bytes())
+    local, central = data.index(b"PK\x03\x04"), data.index(b"PK\x01\x02")
+    if change == "encrypted":
+        data[local + 6] |= 1
+        data[central + 8] |= 1
+    elif change == "stream":
+        data[local + 60 : local + 90] = bytes(30)
+    elif change == "checksum":
+        data[central + 16] ^= 255
+        data[local + 14] ^= 255
+    elif change == "method":
+        data[local + 8] = data[central + 10] = 14
+    else:
+        del data[len(data) // 2 :]
+    path.write_bytes(data)
+    read_matrix(path, defects)
+    assert len(defects.found) == 1 and "cannot be read as a sparse matrix of scipy (" in defects.found[0].expected
+    assert change != "encrypted" or "(encrypted; write it without a password)" in defects.found[0].expected
+
+
+@pytest.mark.parametrize("name", ["m.txt", "m.npz"])
+def test_another_shape_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    path, defects = tmp_path / name, Defects()
+    if name == "m.npz":
+        npz(path, format=b"coo", row=[0], col=[0], data=[1.0], shape=[2147483647, 20])
+    else:
+        path.write_text("2147483647 20\n")
+    tracemalloc.start()
+    read_matrix(path, defects, Expected(3, 4, "texts of a", "texts of b"))
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+    expected = "expected 3 rows (texts of a) and 4 columns (texts of b), found 2147483647 and 20"
+    assert [str(defect) for defect in defects.found] == [
+        f"{path}: {expected}; row i of every file must be the same item"
+    ]
+
+
+def test_a_filter_file_with_numbers_of_any_length(tmp_path: Path) -> None:
+    path, defects = tmp_path / "f.txt", Defects()
+    path.write_text(f"{'0' * 5000}1 1\n{'9' * 5000} 1\n")
+    assert list(zip(*read_pairs(path, (3, 4), defects).nonzero(), strict=True)) == [(1, 1)]
+    assert len(defects.found) == 1 and f":2: expected a row below 3 and a column below 4, found {'9' * 40}..." in str(
+        defects.found[0]
+    )
 
 
 def test_npz_with_a_repeated_column_is_refused(tmp_path: Path) -> None:

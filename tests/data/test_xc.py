@@ -353,3 +353,99 @@ def test_a_limit_above_the_number_of_documents_changes_nothing(xc_folder: Path) 
     """In particular, labels that no document has stay candidates."""
     whole, limited = (xc.read(config.Data(source="xc", path=str(xc_folder), max_documents=n)) for n in (0, 80))
     assert whole.labels == limited.labels and whole.shape == limited.shape
+
+
+HOSTILE_JSON = [
+    ('{"uid": ["a"], "title": "A"}', "[uid]: expected a text or a whole number, found ['a']"),
+    ('{"uid": {"a": 1}, "title": "A"}', "[uid]: expected a text or a whole number, found {'a': 1}"),
+    ('{"uid": true, "title": "A"}', "[uid]: expected a text or a whole number, found True"),
+    ('{"uid": "a", "title": ["A"]}', "[title]: expected a JSON object with a text `title`"),
+    ('{"uid": "a", "title": "A", "content": {"b": 1}}', "[content]: expected a text, found {'b': 1}"),
+    (
+        '{"uid": "a", "title": "\\ud800"}',
+        r"[title]: \ud800 is half of a character; write both halves of the character,",
+    ),
+    ('{"uid": "\\udcff", "title": "A"}', r"[uid]: \xff is half of a character"),
+    ('{"uid": "a", "title": "A", "target_ind": [1e400]}', "[target_ind]: expected a list of integers"),
+    (
+        '{"uid": "a", "title": "A", "target_ind": [0], "target_rel": [NaN]}',
+        "[target_rel]: expected a value of 0 or more",
+    ),
+    ('{"a":' * 50_000, ": not a JSON object (nested too deeply)"),
+    ("9" * 5000, ": not a JSON object (Exceeds the limit"),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), HOSTILE_JSON)
+def test_json_of_another_form_names_line_and_field(tmp_path: Path, line: str, expected: str) -> None:
+    folder = write_json(tmp_path / "set")
+    (folder / "trn.json.gz").unlink()
+    (folder / "trn.json").write_text('{"uid": "z", "title": "Z", "target_ind": [1]}\n' + line + "\n")
+    with pytest.raises(DataError) as error:
+        xc.read(settings(folder))
+    assert [found[: len(f"{folder}/trn.json:2")] for found in lines_of(error)] == [f"{folder}/trn.json:2"]
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("".join(f"train-{i}->caf\xe9\n" for i in range(60)).encode("latin-1"), ":1: expected utf-8, found byte 0xe9"),
+        ("".join(f"train-{i}->a\n" for i in range(60)).encode("utf-16"), ":1: expected utf-8, found byte 0xff"),
+        (
+            "".join(f"train-{i}->a\n" for i in range(60)).encode("utf-16-be"),
+            ":1: expected utf-8 text, found a NUL char",
+        ),
+    ],
+)
+def test_a_file_of_another_encoding_is_one_problem(xc_folder: Path, content: bytes, expected: str) -> None:
+    file = xc_folder / "raw_data" / "train.raw.txt"
+    file.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    assert len(lines_of(error)) == 1 and str(error.value).startswith(f"{file}{expected}")
+
+
+def test_an_indented_json_file_is_one_problem(tmp_path: Path) -> None:
+    folder = write_json(tmp_path / "set")
+    (folder / "lbl.json.gz").unlink()
+    (folder / "lbl.json").write_text(json.dumps([{"uid": i, "title": "A"} for i in range(30)], indent=1))
+    with pytest.raises(DataError) as error:
+        xc.read(settings(folder))
+    assert len(lines_of(error)) == 1 and str(error.value).endswith("; write one object a line")
+
+
+@pytest.mark.parametrize("name", ["train", "test", "label"])
+def test_an_empty_file_is_named_itself(xc_folder: Path, name: str) -> None:
+    file = xc_folder / "raw_data" / f"{name}.raw.txt"
+    file.write_bytes(b"")
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    assert lines_of(error) == [f"{file}: expected a text on each line, found an empty file"]
+
+
+def test_file_names_of_any_bytes_may_lie_in_the_folder(xc_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = fingerprint(settings(xc_folder))
+    with open(os.fsencode(xc_folder) + b"/caf\xe9.txt", "w") as stream:
+        stream.write("notes")
+    with open(os.fsencode(xc_folder) + b"/\x1b[31m\n\xe9_trn_X_Y.txt", "w") as stream:
+        stream.write("notes")
+    xc.read(settings(xc_folder))
+    assert fingerprint(settings(xc_folder)) != before
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and r"/\x1b[31m\n\xe9_trn_X_Y.txt: not read;" in said[0]
+
+
+def test_a_file_that_may_not_be_read_is_one_problem(xc_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramen.data.sources import lines
+
+    def refuse(path: Path) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(lines, "open_binary", refuse)
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    names = ("train", "test", "label")
+    assert lines_of(error) == [
+        f"{xc_folder}/raw_data/{name}.raw.txt: cannot be read (Permission denied)" for name in names
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -60,7 +61,8 @@ def fingerprint(settings: config.Data) -> str:
     for file in sorted(path.rglob("*")):
         if file.is_file():
             facts = file.stat()
-            digest.update(f"{file.relative_to(path).as_posix()}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+            name = os.fsencode(file.relative_to(path).as_posix())  # of any bytes: the folder may hold anything
+            digest.update(name + f"\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
 
@@ -70,6 +72,8 @@ def missing(settings: config.Data) -> errors.Problem:
     if path.is_dir():
         found = f"a folder, where data.source = {settings.source} reads a file"
         return errors.Problem(settings.path, found, "for one in the layout of the XC repository set data.source=xc")
+    if path.exists() and settings.source == "debian":
+        return errors.Problem(settings.path, "neither a file nor a folder", "set data.path to a snapshot")
     if path.exists():
         found = f"a file, where data.source = {settings.source} reads a folder"
         return errors.Problem(settings.path, found, "set data.path to the folder of the data set")

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from ramen.errors import DataError
+from ramen.errors import DataError, io_reason
 from ramen.errors import Problem as Defect
 
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}
 """Suffix of a packed file -> its first bytes."""
 MAX_DEFECTS = 20
 """Reading stops when this many defects were found."""
+MAX_LINE = 1 << 26
+"""Bytes of a line: a packed file of a megabyte may unpack to one line of a gigabyte."""
 
 
 class Defects:
@@ -24,14 +26,22 @@ class Defects:
 
     def __init__(self) -> None:
         self.found: list[Defect] = []
+        self._unreadable: set[str] = set()
 
     def add(
         self, file: Path, expected: str, mend: str = "", *, line: int | None = None, field: str | None = None
     ) -> None:
-        """Record one defect. Raises DataError when `MAX_DEFECTS` are together."""
+        """Record one defect, unless its file is unreadable. Raises DataError when `MAX_DEFECTS` are together."""
+        if str(file) in self._unreadable:
+            return
         self.found.append(Defect(str(file), expected, mend, line, field))
         if len(self.found) >= MAX_DEFECTS:
             self.raise_if_any()
+
+    def add_unreadable(self, file: Path, expected: str, mend: str = "", *, line: int | None = None) -> None:
+        """Record a defect that makes the rest of a file unreadable: further ones of the file have the same cause."""
+        self.add(file, expected, mend, line=line)
+        self._unreadable.add(str(file))
 
     def raise_if_any(self) -> None:
         """Raise DataError if a defect was recorded."""
@@ -54,26 +64,42 @@ def open_binary(path: Path) -> IO[bytes]:
 def numbered_lines(path: Path, defects: Defects) -> Iterator[tuple[int, bytes]]:
     """Yield (one-based number, line without its end); only a line feed ends a line, and a byte-order mark is no text.
 
-    A compressed file that is cut short or damaged becomes a defect, and the iteration ends there.
+    A file that cannot be opened, is cut short or damaged, or has a line beyond `MAX_LINE` becomes a defect, and the
+    iteration ends there.
     """
     number = 0
     try:
         with open_binary(path) as stream:
-            for number, line in enumerate(stream, 1):
+            for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE + 1), b""), 1):
+                if len(line) > MAX_LINE:
+                    found = f"expected lines of at most {MAX_LINE:,} bytes, found a longer one"
+                    defects.add_unreadable(path, found, "is it a text file?", line=number)
+                    return
                 yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        defects.add(path, f"cannot be unpacked after this line ({error})", "copy or download it again", line=number)
+        what = "cannot be unpacked after this line" if number else "cannot be unpacked"
+        defects.add_unreadable(path, f"{what} ({error})", "copy or download it again", line=number or None)
+    except OSError as error:
+        defects.add_unreadable(path, f"cannot be read ({io_reason(error)})", line=number or None)
 
 
 def decoded_lines(path: Path, encoding: str, defects: Defects) -> Iterator[tuple[int, str]]:
-    """Yield (one-based number, text); of a line that is not in `encoding`, a defect, what can be read."""
+    """Yield (one-based number, text); of lines that are not in `encoding`, what can be read.
+
+    The first one is a defect that stands for all of the file.
+    """
     for number, line in numbered_lines(path, defects):
         try:
-            yield number, line.decode(encoding)
-        except UnicodeDecodeError as error:
+            text = line.decode(encoding)
+            if "\0" in text:  # UTF-16 of ASCII text is valid UTF-8
+                found = f"expected {encoding} text, found a NUL character at column {text.index(chr(0)) + 1}"
+                defects.add_unreadable(path, found, "save it as UTF-8", line=number)
+            yield number, text
+        except UnicodeError as error:
+            at = error.start if isinstance(error, UnicodeDecodeError) else 0
             mend = "set data.encoding=latin-1" if encoding.lower().replace("-", "") == "utf8" else "set data.encoding"
             if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 mend = "save it as UTF-8"
-            expected = f"expected {encoding}, found byte 0x{line[error.start]:02x} at column {error.start + 1}"
-            defects.add(path, expected, mend, line=number)
-            yield number, line.decode(encoding, "replace")  # so that what follows does not add defects of its own
+            expected = f"expected {encoding}, found byte 0x{line[at]:02x} at column {at + 1}"
+            defects.add_unreadable(path, expected, mend, line=number)
+            yield number, line.decode(encoding, "replace")

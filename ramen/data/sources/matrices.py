@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import zipfile
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.data.sources.lines import Defects, numbered_lines
+from ramen.data.sources.npz import NotSparse, WrongShape, read_npz
 from ramen.data.sparse import binary
 
-_NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_ROW = re.compile(rb"[ \t]*(?:\d+:%b(?:[ \t]+\d+:%b)*)?[ \t]*" % (_NUMBER, _NUMBER))
+# possessive: a line of a million digits must not be tried in every way of cutting it
+_NUMBER = rb"[-+]?+(?:\d++\.?+\d*+|\.\d++)(?:[eE][-+]?+\d++)?+"
+_ROW = re.compile(rb"[ \t]*+(?:\d++:%b(?:[ \t]++\d++:%b)*+)?+[ \t]*+" % (_NUMBER, _NUMBER))
 _HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s*")
 _PAIR = re.compile(rb"\s*(\d+)[\s,]+(\d+)\s*")
 MOST = 2**31 - 1
@@ -25,13 +27,32 @@ _CHUNK = 65_536
 """Rows parsed at a time."""
 
 
-def read_matrix(path: Path, defects: Defects) -> sp.csr_matrix:
+@dataclass(frozen=True)
+class Expected:
+    """The shape that a matrix must have, and for messages what decides it."""
+
+    rows: int
+    columns: int
+    rows_of: str = "rows"
+    columns_of: str = "columns"
+
+    def add_mismatch(self, path: Path, found: tuple[int, int], defects: Defects) -> None:
+        """Record that a matrix is of another shape."""
+        expected = (
+            f"expected {self.rows} rows ({self.rows_of}) and {self.columns} columns ({self.columns_of}), "
+            f"found {found[0]} and {found[1]}"
+        )
+        defects.add_unreadable(path, expected, "row i of every file must be the same item")
+
+
+def read_matrix(path: Path, defects: Defects, expected: Expected | None = None) -> sp.csr_matrix:
     """Read a `.npz`, `.txt` or `.txt.gz` matrix as binary CSR (float32 ones, int32 columns, sorted, unique).
 
     Explicit zeros are dropped, values above become 1, others are defects. An empty line is an empty row. What is broken
-    goes to `defects`; the matrix is then not to be used.
+    goes to `defects`, as does another shape than the expected one; the matrix is then not to be used. No memory is
+    taken for rows and columns that a header claims and the file does not hold.
     """
-    return _read_npz(path, defects) if path.suffix == ".npz" else _read_text(path, defects)
+    return _read_npz(path, defects, expected) if path.suffix == ".npz" else _read_text(path, defects, expected)
 
 
 def read_pairs(path: Path, shape: tuple[int, int], defects: Defects) -> sp.csr_matrix:
@@ -44,9 +65,10 @@ def read_pairs(path: Path, shape: tuple[int, int], defects: Defects) -> sp.csr_m
         if match is None:
             defects.add(path, f"expected `row column`, found {_show(line)}", line=number)
             continue
-        row, column = int(match[1]), int(match[2])
+        row, column = _index(match[1]), _index(match[2])
         if row >= shape[0] or column >= shape[1]:
-            expected = f"expected a row below {shape[0]} and a column below {shape[1]}, found {row} {column}"
+            found = _text(match[1] + b" " + match[2])
+            expected = f"expected a row below {shape[0]} and a column below {shape[1]}, found {found}"
             defects.add(path, expected, "indices count from zero", line=number)
             continue
         rows.append(row)
@@ -54,15 +76,27 @@ def read_pairs(path: Path, shape: tuple[int, int], defects: Defects) -> sp.csr_m
     return binary(sp.csr_matrix((np.ones(len(rows), np.float32), (rows, columns)), shape=shape))
 
 
-def _read_npz(path: Path, defects: Defects) -> sp.csr_matrix:
+def _index(digits: bytes) -> int:
+    """A row or column number; what fits no index is `MOST` + 1, as numbers of thousands of digits are none."""
+    digits = digits.lstrip(b"0")
+    return min(int(digits or b"0"), MOST + 1) if len(digits) <= 10 else MOST + 1
+
+
+def _none() -> sp.csr_matrix:
+    """What stands for a broken matrix: one of the shape that its header claims may take all memory."""
+    return sp.csr_matrix((0, 0), dtype=np.float32)
+
+
+def _read_npz(path: Path, defects: Defects, expected: Expected | None) -> sp.csr_matrix:
     try:
-        matrix = sp.csr_matrix(sp.load_npz(path))
-        matrix.check_format(full_check=True)
-    except PermissionError:
-        raise
-    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, TypeError, NotImplementedError) as error:
-        defects.add(path, f"expected a scipy sparse matrix, found a damaged or other file ({error})")
-        return sp.csr_matrix((0, 0), dtype=np.float32)
+        matrix = read_npz(path, None if expected is None else (expected.rows, expected.columns))
+    except WrongShape as error:
+        assert expected is not None
+        expected.add_mismatch(path, error.found, defects)
+        return _none()
+    except NotSparse as error:
+        defects.add_unreadable(path, f"cannot be read as a sparse matrix of scipy ({error})")
+        return _none()
     lengths = np.diff(matrix.indptr)
     rows = np.repeat(np.arange(matrix.shape[0]), lengths)
     matrix.sort_indices()
@@ -74,17 +108,20 @@ def _read_npz(path: Path, defects: Defects) -> sp.csr_matrix:
     return binary(matrix)
 
 
-def _read_text(path: Path, defects: Defects) -> sp.csr_matrix:
+def _read_text(path: Path, defects: Defects, expected: Expected | None) -> sp.csr_matrix:
     lines = numbered_lines(path, defects)
     _, header = next(lines, (0, b""))
     match = _HEADER.fullmatch(header)
     if match is None:
-        defects.add(path, f"expected a header `rows columns`, found {_show(header)}", line=1)
-        return sp.csr_matrix((0, 0), dtype=np.float32)
-    shape = int(match[1]), int(match[2])
+        defects.add_unreadable(path, f"expected a header `rows columns`, found {_show(header)}", line=1)
+        return _none()
+    shape = _index(match[1]), _index(match[2])
     if max(shape) > MOST:
-        defects.add(path, f"expected at most {MOST} rows and columns, found {_show(header)}", line=1)
-        return sp.csr_matrix((0, 0), dtype=np.float32)
+        defects.add_unreadable(path, f"expected at most {MOST} rows and columns, found {_show(header)}", line=1)
+        return _none()
+    if expected is not None and shape != (expected.rows, expected.columns):
+        expected.add_mismatch(path, shape, defects)
+        return _none()
     counts, columns, values = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     read = 0
     while chunk := [line for _, line in islice(lines, _CHUNK)]:
@@ -97,7 +134,7 @@ def _read_text(path: Path, defects: Defects) -> sp.csr_matrix:
         mend = "an empty row needs its own (empty) line" if read < shape[0] else "an empty line at the end is a row too"
         defects.add(path, f"header says {shape[0]} rows, found {read}", mend, line=1)
     if defects.found:
-        return sp.csr_matrix(shape, dtype=np.float32)
+        return _none()
     indptr = np.concatenate(counts).cumsum()
     return binary(sp.csr_matrix((np.concatenate(values), np.concatenate(columns), indptr), shape=shape))
 
@@ -147,5 +184,8 @@ def _culprit(line: bytes) -> str:
 
 
 def _show(line: bytes) -> str:
-    text = line[:40].decode("utf-8", "replace")
-    return repr(text + ("..." if len(line) > 40 else ""))
+    return repr(_text(line))
+
+
+def _text(line: bytes) -> str:
+    return line[:40].decode("utf-8", "replace") + ("..." if len(line) > 40 else "")

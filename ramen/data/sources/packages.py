@@ -17,10 +17,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from ramen.artifacts import replacing
 from ramen.data.sources.lines import Defects, numbered_lines
-from ramen.errors import DataError
+from ramen.errors import DataError, not_text, shown
 from ramen.errors import Problem as Defect
 
 FEW = 5_000
@@ -28,8 +29,8 @@ FEW = 5_000
 
 _PACKAGES_FILE = re.compile(r"(.*[_-])?Packages(\.gz|\.xz)?")
 _FIELD = re.compile(r"([!-9;-~]+):[ \t]*(.*)")
-_TAG = re.compile(r"([^,{}]+)(?:\{([^}]*)\})?")
-_VERSION_PART = re.compile(r"(\D*)(\d*)")
+_TAG = re.compile(r"([^,{}]+)(?:\{([^{}]*)\})?")
+_VERSION_PART = re.compile(r"([^0-9]*)([0-9]*)")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def fetch(path: Path, packages: Path | None = None) -> int:
     Raises:
         DataError: the Packages file is broken, or the machine cannot list its archive.
     """
+    if not _is_snapshot(path):
+        raise DataError(Defect(str(path), "is no snapshot of packages, and would be replaced", "set another data.path"))
     if packages is not None:
         if not packages.is_file():
             raise DataError(Defect(str(packages), "no such Packages file"))
@@ -72,6 +75,17 @@ def fetch(path: Path, packages: Path | None = None) -> int:
             line = json.dumps(asdict(package), ensure_ascii=False, separators=(",", ":"))
             stream.write(line.encode() + b"\n")
     return len(found)
+
+
+def _is_snapshot(path: Path) -> bool:
+    """Whether a file may be replaced by a snapshot: it is one, be it damaged further on, or is empty or missing."""
+    if not path.exists():
+        return True
+    number, line = next(numbered_lines(path, Defects()), (0, b""))
+    try:
+        return path.stat().st_size == 0 or (number > 0 and bool(_package_of(json.loads(line))))
+    except (ValueError, RecursionError):
+        return False
 
 
 def read_packages(path: Path) -> list[Package]:
@@ -114,12 +128,18 @@ def version_key(version: str) -> tuple[object, ...]:
     """Sorts like Debian versions: epoch, upstream version, revision; `~` before the end, letters before the rest."""
     epoch, _, rest = version.rpartition(":")
     upstream, _, revision = rest.rpartition("-") if "-" in rest else (rest, "", "")
-    return (int(epoch) if epoch.isdigit() else 0, _order(upstream), _order(revision))
+    return (_number(epoch) if epoch.isdecimal() else (0, ""), _order(upstream), _order(revision))
 
 
-def _order(part: str) -> tuple[tuple[tuple[int, ...], int], ...]:
+def _number(digits: str) -> tuple[int, str]:
+    """Sorts like the number; unlike `int`, of any length."""
+    digits = digits.lstrip("0")
+    return len(digits), digits
+
+
+def _order(part: str) -> tuple[tuple[tuple[int, ...], tuple[int, str]], ...]:
     return tuple(
-        ((*(_weight(letter) for letter in letters), 0), int(digits or 0))
+        ((*(_weight(letter) for letter in letters), 0), _number(digits))
         for letters, digits in _VERSION_PART.findall(part)
     )
 
@@ -130,24 +150,28 @@ def _weight(letter: str) -> int:
 
 def _stanzas(lines: Iterable[tuple[int, str]], file: Path, defects: Defects) -> Iterator[tuple[int, dict[str, str]]]:
     """(first line, field -> value) of each paragraph; continuation lines are joined by line feeds."""
-    first, stanza, last = 0, dict[str, str](), ""
+    first, stanza, last = 0, dict[str, list[str]](), ""
     for number, line in lines:
         if not line.strip():
             if stanza:
-                yield first, stanza
+                yield first, _joined(stanza)
             stanza, last = {}, ""
         elif line[0] in " \t":
             if last:
-                stanza[last] += "\n" + line.strip()
+                stanza[last].append(line.strip())
             else:
                 defects.add(file, "a continuation line without a field before it", line=number)
         elif match := _FIELD.fullmatch(line):
             first = first if stanza else number
-            last, stanza[match[1]] = match[1], match[2].strip()
+            last, stanza[match[1]] = match[1], [match[2].strip()]
         else:
             defects.add(file, f"expected `Field: value`, found {line[:40]!r}", line=number)
     if stanza:
-        yield first, stanza
+        yield first, _joined(stanza)
+
+
+def _joined(stanza: dict[str, list[str]]) -> dict[str, str]:
+    return {field: "\n".join(parts) for field, parts in stanza.items()}
 
 
 def _package(stanza: dict[str, str]) -> Package:
@@ -184,14 +208,32 @@ def _text_lines(path: Path, defects: Defects) -> Iterator[tuple[int, str]]:
 
 
 def _snapshot(path: Path, defects: Defects) -> Iterator[Package]:
-    names = [field.name for field in fields(Package)]
+    mend = "remove the file and run `ramen fetch`"
     for number, line in numbered_lines(path, defects):
         try:
-            item = json.loads(line)
-            yield Package(**{name: item[name] for name in names})
-        except (ValueError, KeyError, TypeError) as error:
-            mend = "remove the file and run `ramen fetch`"
-            defects.add(path, f"not a package in JSON ({type(error).__name__}: {error})", mend, line=number)
+            yield _package_of(json.loads(line))
+        except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+            told = "nested too deeply" if isinstance(error, RecursionError) else error
+            if number == 1:
+                defects.add_unreadable(path, f"not a package in JSON ({told})", mend, line=number)
+            defects.add(path, f"not a package in JSON ({told})", mend, line=number)
+
+
+def _package_of(item: Any) -> Package:
+    """The package that a line of a snapshot stands for. Raises ValueError."""
+    if not isinstance(item, dict):
+        raise ValueError(f"expected an object, found {shown(item)}")
+    for field in fields(Package):
+        value = item.get(field.name)
+        texts = value if isinstance(value, list) else [value]
+        if isinstance(value, list) == (field.type == "str") or not all(isinstance(text, str) for text in texts):
+            kind = "a text" if field.type == "str" else "a list of texts"
+            raise ValueError(f"{field.name}: expected {kind}, found {shown(value)}")
+        if lone := "".join(map(not_text, texts)):
+            raise ValueError(f"{field.name}: {lone} is half of a character")
+    if not item["name"]:
+        raise ValueError("name: expected a text, found none")
+    return Package(**{field.name: item[field.name] for field in fields(Package)})
 
 
 # --- the machine's package lists -----------------------------------------------------------------------------

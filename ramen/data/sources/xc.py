@@ -35,10 +35,10 @@ from ramen import config
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
 from ramen.data.sources import missing
 from ramen.data.sources.lines import Defects, decoded_lines
-from ramen.data.sources.matrices import add_uncountable, countable, read_matrix, read_pairs
+from ramen.data.sources.matrices import Expected, add_uncountable, countable, read_matrix, read_pairs
 from ramen.data.sparse import binary
 from ramen.data.subset import choose, restrict, select_anchors
-from ramen.errors import DataError, warn
+from ramen.errors import DataError, not_text, shown, warn
 
 _TEXTS = {
     "train": ("trn.json", "raw_data/train.raw.txt", "raw/trn_X.txt"),
@@ -54,8 +54,8 @@ _FILTERS = {
     "test": ("filter_labels_test.txt", "tst_filter_labels.txt"),
 }
 _GROUPS = {"train": "trn_groups.txt", "test": "tst_groups.txt"}
-_MATRIX = re.compile(r".+_.+_X_Y\.(?:npz|txt|txt\.gz)")
-_RAW = re.compile(r"(?P<list>.+)\.raw\.txt(?:\.gz)?")
+_MATRIX = re.compile(r".+_.+_X_Y\.(?:npz|txt|txt\.gz)", re.DOTALL)
+_RAW = re.compile(r"(?P<list>.+)\.raw\.txt(?:\.gz)?", re.DOTALL)
 _LISTS = ("train", "test", "label")
 _GRAPH = re.compile(r"(?P<set>[A-Za-z0-9_-]+?)_(?:trn|lbl|tst)_X_Y\.(?:npz|txt|txt\.gz)")
 
@@ -168,9 +168,15 @@ def _read_texts(folder: Path, kind: str, settings: config.Data, defects: Defects
     if file is None:
         defects.add(folder, f"no file with the {kind} texts", f"expected one of {', '.join(_TEXTS[kind])} (or .gz)")
         return _Rows(folder, Texts([], []))
-    if ".json" in file.suffixes:
-        return _read_json(file, kind, settings, defects)
-    return _Rows(file, _read_raw(file, kind, settings.encoding, defects))
+    json = ".json" in file.suffixes
+    rows = (
+        _read_json(file, kind, settings, defects)
+        if json
+        else _Rows(file, _read_raw(file, kind, settings.encoding, defects))
+    )
+    if not len(rows.texts):
+        defects.add(file, "expected a text on each line, found an empty file")
+    return rows
 
 
 def _read_raw(file: Path, kind: str, encoding: str, defects: Defects) -> Texts:
@@ -216,8 +222,8 @@ def _read_json(file: Path, kind: str, settings: config.Data, defects: Defects) -
         item = _parse_json(file, line, number, defects)
         uid = item.get("uid")
         uids.append(f"{kind}:{number - 1}" if uid is None else str(uid))
-        titles.append(str(item.get("title") or "").strip())
-        texts.append(" ".join(part for name in fields if (part := str(item.get(name) or "").strip())))
+        titles.append((item.get("title") or "").strip())
+        texts.append(" ".join(part for name in fields if (part := (item.get(name) or "").strip())))
         if kind != "label":
             row = _targets(file, item, number, defects)
             counts.append(len(row))
@@ -228,14 +234,32 @@ def _read_json(file: Path, kind: str, settings: config.Data, defects: Defects) -
 
 
 def _parse_json(file: Path, line: str, number: int, defects: Defects) -> dict[str, Any]:
+    """The object on a line: `title` is text, `content` text or null, `uid` text, a whole number or null."""
+    instead = {"uid": f"line {number}"}
     try:
         item = json.loads(line)
-    except ValueError as error:
-        defects.add(file, f"not a JSON object ({error})", line=number)
-        return {"uid": f"line {number}"}
+    except (ValueError, RecursionError) as error:
+        told = "nested too deeply" if isinstance(error, RecursionError) else error
+        if number == 1:  # an array or an indented object, say: no line of the file is an object
+            defects.add_unreadable(file, f"not a JSON object ({told})", "write one object a line", line=number)
+        defects.add(file, f"not a JSON object ({told})", line=number)
+        return instead
     if not isinstance(item, dict) or not isinstance(item.get("title"), str):
         defects.add(file, "expected a JSON object with a text `title`", line=number, field="title")
-        return {"uid": f"line {number}"}
+        return instead
+    if type(item.get("uid")) not in (str, int, type(None)):
+        expected = f"expected a text or a whole number, found {shown(item['uid'])}"
+        defects.add(file, expected, line=number, field="uid")
+        return instead
+    if not isinstance(item.get("content"), str | None):
+        defects.add(file, f"expected a text, found {shown(item['content'])}", line=number, field="content")
+        return instead
+    if "\\u" in line:
+        for field in ("uid", "title", "content"):
+            if lone := not_text(str(item.get(field))):
+                mend = "write both halves of the character, or remove it"
+                defects.add(file, f"{lone} is half of a character", mend, line=number, field=field)
+                return instead
     return item
 
 
@@ -276,7 +300,7 @@ def _read_labels(folder: Path, kind: str, rows: _Rows, labels: int, defects: Def
     shape = len(rows.texts), labels
     file = _find(folder, _MATRICES[kind])
     if file is not None:
-        return _of_shape(file, read_matrix(file, defects), shape, rows.file, "label", defects)
+        return read_matrix(file, defects, Expected(*shape, f"texts of {rows.file.name}", "label texts"))
     if rows.targets is None:
         defects.add(folder, f"no file with the {kind} labels", f"expected one of {', '.join(_MATRICES[kind])} (or .gz)")
         return sp.csr_matrix(shape, dtype=np.float32)
@@ -289,19 +313,6 @@ def _read_labels(folder: Path, kind: str, rows: _Rows, labels: int, defects: Def
         return sp.csr_matrix(shape, dtype=np.float32)
     indptr = np.concatenate([[0], counts.cumsum()])
     return binary(sp.csr_matrix((np.ones(len(flat), np.float32), flat, indptr), shape=shape))
-
-
-def _of_shape(
-    file: Path, matrix: sp.csr_matrix, shape: tuple[int, int], rows_file: Path, columns: str, defects: Defects
-) -> sp.csr_matrix:
-    """The matrix, or a defect if its shape does not fit the texts."""
-    if matrix.shape != shape and not any(defect.file == str(file) for defect in defects.found):
-        expected = (
-            f"expected {shape[0]} rows (texts of {rows_file.name}) and {shape[1]} columns ({columns} texts), "
-            f"found {matrix.shape[0]} and {matrix.shape[1]}"
-        )
-        defects.add(file, expected, "row i of every file must be the same item")
-    return matrix
 
 
 def _read_filter(folder: Path, kind: str, shape: tuple[int, int], defects: Defects) -> sp.csr_matrix:
@@ -339,11 +350,12 @@ def _read_anchors(
     edges: dict[str, sp.csr_matrix | None] = {}
     for part, rows in counts.items():
         file = _find(folder, (f"{name}_{part}_X_Y.npz", f"{name}_{part}_X_Y.txt"))
-        edges[part] = None if file is None else read_matrix(file, defects)
-        if file is not None and texts_file is not None:
-            source = Path({"trn": "train", "lbl": "label", "tst": "test"}[part])
-            _of_shape(file, edges[part], (rows, len(texts)), source, name, defects)
-        elif file is None and part != "tst":
+        source = {"trn": "train", "lbl": "label", "tst": "test"}[part]
+        shape = Expected(rows, len(texts), f"texts of {source}", f"{name} texts")
+        edges[part] = None
+        if file is not None:
+            edges[part] = read_matrix(file, defects, None if texts_file is None else shape)
+        elif part != "tst":
             mend = "a set needs train and label edges; write an empty matrix if there are none"
             defects.add(folder, f"anchor set {name} has no {name}_{part}_X_Y.txt (or .npz)", mend)
             edges[part] = sp.csr_matrix((rows, len(texts)), dtype=np.float32)
