@@ -23,7 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.artifacts import KINDS, Artifact, Draft, drafts, failed_io, folder_sha256, open_artifact, read_manifest
+from ramen.artifacts import (
+    KINDS,
+    Artifact,
+    Draft,
+    drafts,
+    failed_io,
+    folder_sha256,
+    open_artifact,
+    read_manifest,
+    reading,
+)
 from ramen.errors import ArtifactError, Interrupted
 from ramen.processes import rank
 from ramen.stopping import on_stop
@@ -110,12 +120,27 @@ class Stage:
         Raises:
             ArtifactError: the base's evaluation is none.
         """
+        folders = self.folders(sections)
+        found = {}
+        if folder := folders.get("encoder.name"):
+            with reading(folder, "set encoder.name to a directory that can be read"):
+                found["encoder.name"] = folder_sha256(folder)
+        if base := folders.get("scoring.base"):
+            found["scoring.base"] = open_artifact(base, "evaluation").digest
+        return found
+
+    def folders(self, sections: Mapping[str, Any]) -> dict[str, Path]:
+        """Directories that knobs name in addition to the stage's inputs: knob -> path.
+
+        Args:
+            sections: name -> validated section.
+        """
         found = {}
         starts = not MODELS & set(self.reads) or ("scoring" in sections and "untrained" in sections["scoring"].peers)
         if "encoder" in sections and starts and Path(sections["encoder"].name).is_dir():
-            found["encoder.name"] = folder_sha256(Path(sections["encoder"].name))
+            found["encoder.name"] = Path(sections["encoder"].name)
         if "scoring" in sections and sections["scoring"].base:
-            found["scoring.base"] = open_artifact(sections["scoring"].base, "evaluation").digest
+            found["scoring.base"] = Path(sections["scoring"].base)
         return found
 
 
@@ -274,21 +299,28 @@ def run_stage(
 
     with alone(work, task), _collected():
         try:
-            with on_stop(stop), drafts(outputs, sections=plain, inputs=opened, work=work, task=task) as written:
+            places = drafts(outputs, sections=plain, inputs=opened, work=work, task=task, named=stage.folders(values))
+            with on_stop(stop), _located(name, outputs), places as written:
                 claim(work, task, outputs)
-                try:
-                    metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
-                except Exception as error:
-                    if reason := failed_io(error):
-                        where = "" if "/" in reason else f" (while writing {', '.join(map(str, outputs.values()))})"
-                        raise ArtifactError(f"{name}: {reason}{where}; no output was changed") from error
-                    raise
+                metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
                 computed = True
         finally:
             release(work)
         shutil.rmtree(work, ignore_errors=True)
     _report(stage, metrics, outputs, track)
     return metrics
+
+
+@contextlib.contextmanager
+def _located(name: str, outputs: Mapping[str, str | os.PathLike[str]]) -> Iterator[None]:
+    """Turn an error of the file system into one line; where it names no path, it names the stage's outputs."""
+    try:
+        yield
+    except Exception as error:
+        if not (reason := failed_io(error)):
+            raise
+        where = "" if "/" in reason else f"{', '.join(map(str, outputs.values()))}: "
+        raise ArtifactError(f"{where}{reason} (stage {name}); no output was changed") from error
 
 
 def record_cached(name: str, metrics: Mapping[str, float], outputs: Mapping[str, str | os.PathLike[str]]) -> None:
