@@ -145,13 +145,13 @@ def read_manifest(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
 def _load_manifest(path: Path, kind: str, remedy: str) -> dict[str, Any]:
     """Read a manifest and check its form. Raises ArtifactError, with what to do about it."""
     file = path / MANIFEST
-    manifest = read_json(file, remedy=remedy)
+    manifest: dict[str, Any] = read_json(file, remedy=remedy)
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT or isinstance(found, bool):
         raise ArtifactError(f"{path}: format {_shown(found)}, this version reads {FORMAT}; {remedy}")
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{path}: is a {_shown(manifest.get('kind'))}, expected a {kind}")
-    manifest = checked(manifest, _manifest_form(), f"{file}", remedy)
+    checked(manifest, _manifest_form(), str(file), remedy)
     for name in manifest["files"]:
         if not _is_inside(name):
             raise ArtifactError(f"{file}: files: {_shown(name)} is not a path inside the artifact; {remedy}")
@@ -180,7 +180,7 @@ def _manifest_form() -> Any:
         "inputs": dict[str, digest],  # type: ignore[valid-type]
         "files": dict[str, facts],
     }
-    return TypedDict("manifest", form)  # type: ignore[misc]
+    return TypedDict("manifest", form)  # type: ignore[misc, operator]
 
 
 def listed_files(path: Path) -> list[str]:
@@ -328,7 +328,7 @@ def is_as_listed(file: Path, facts: Mapping[str, Any]) -> bool:
     """Whether a file has the size, and unless it is large the sha256, that a manifest lists."""
     if not file.is_file() or file.stat().st_size != facts["bytes"]:
         return False
-    return facts["bytes"] > HASHED_BYTES or sha256(file) == facts["sha256"]
+    return bool(facts["bytes"] > HASHED_BYTES) or sha256(file) == facts["sha256"]
 
 
 def delete_artifact(place: Path, kind: str) -> bool:
