@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from pydantic import FiniteFloat
 
-from ramen.artifacts import checked, drafts, open_artifact, read_json, write_json
+from ramen.artifacts import checked, drafts, open_artifact, read_json, reading, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
 from ramen.errors import ArtifactError, ConfigError, Interrupted, StateRemoved, warn
@@ -311,5 +311,6 @@ def _missed(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str
 
 
 def _bins(outcome: Outcome) -> dict[str, dict[str, str]]:
-    with (outcome.evaluation / "quantiles.csv").open(encoding="utf-8", newline="") as stream:
+    file = outcome.evaluation / "quantiles.csv"
+    with reading(file), file.open(encoding="utf-8", newline="") as stream:
         return {row["bin"]: row for row in csv.DictReader(stream)}

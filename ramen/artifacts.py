@@ -9,6 +9,7 @@ This is the only module that makes or opens an artifact; nothing here loads a pi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import glob
@@ -18,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +44,8 @@ DRAFT_MARKER = ".ramen-draft"
 """An empty file in every draft: only directories that hold one are removed as leftovers of killed processes."""
 HASHED_BYTES = 64 << 20
 """Files up to this size are hashed before an artifact is replaced; of larger ones, the size is compared."""
+LONGEST_NAME = 255 - len(".01234567.tmp") - 1
+"""Bytes of a file's name, so that the name of its temporary copy still fits the file system."""
 JSON_BYTES = 256 << 20
 """Largest JSON file of an artifact that is read; the largest that ramen writes takes a few megabytes."""
 
@@ -148,39 +152,38 @@ def _load_manifest(path: Path, kind: str, remedy: str) -> dict[str, Any]:
     manifest: dict[str, Any] = read_json(file, remedy=remedy)
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT or isinstance(found, bool):
-        raise ArtifactError(f"{path}: format {_shown(found)}, this version reads {FORMAT}; {remedy}")
+        raise ArtifactError(f"{path}: format {shown(found)}, this version reads {FORMAT}; {remedy}")
     if manifest.get("kind") != kind:
-        raise ArtifactError(f"{path}: is a {_shown(manifest.get('kind'))}, expected a {kind}")
-    checked(manifest, _manifest_form(), str(file), remedy)
+        raise ArtifactError(f"{path}: is a {shown(manifest.get('kind'))}, expected a {kind}")
+    for key, form in manifest_forms().items():
+        checked(manifest.get(key), form, f"{file}: {key}", remedy)
     for name in manifest["files"]:
-        if not _is_inside(name):
-            raise ArtifactError(f"{file}: files: {_shown(name)} is not a path inside the artifact; {remedy}")
+        if not is_inside(name):
+            raise ArtifactError(f"{file}: files: {shown(name)} is not a path inside the artifact; {remedy}")
     return manifest
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
     """Whether a name from a manifest is the normal form of a relative path that does not leave the artifact."""
     parts = name.split("/")
     return name != MANIFEST and "\0" not in name and not {"", ".", ".."} & set(parts)
 
 
 @functools.cache
-def _manifest_form() -> Any:
-    """The form of a manifest, as pydantic checks it."""
+def manifest_forms() -> dict[str, Any]:
+    """Key of a manifest -> its form, as pydantic checks it."""
     from pydantic import Field, StringConstraints
     from typing_extensions import TypedDict
 
     digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
     facts = TypedDict("facts", {"bytes": Annotated[int, Field(ge=0)], "sha256": digest})  # noqa: UP013
-    form = {
-        "format": int,
-        "kind": str,
+    sections = dict[str, dict[str, Any]]
+    return {
         "counts": dict[str, Any],
-        "sections": dict[str, dict[str, Any]],
+        "sections": sections,
         "inputs": dict[str, digest],  # type: ignore[valid-type]
         "files": dict[str, facts],
     }
-    return TypedDict("manifest", form)  # type: ignore[misc, operator]
 
 
 def listed_files(path: Path) -> list[str]:
@@ -301,7 +304,7 @@ def foreign_content(place: Path, kind: str) -> str:
         files = _load_manifest(place, kind, "")["files"]
         for name, file in _contents(place):
             if name != MANIFEST and name not in files:
-                return f"{_shown(name)} is not listed in its {MANIFEST}"
+                return f"{shown(name)} is not listed in its {MANIFEST}"
             if name in files and file.exists() and not is_as_listed(file, files[name]):
                 return f"{name} differs from its {MANIFEST}"
     except ArtifactError as error:
@@ -447,6 +450,52 @@ def _replace(source: Path, target: Path, kind: str) -> None:
         warn(f"{target}: files that ramen did not write were added while the stage ran; they are in {kept}")
 
 
+def check_writable(place: Path, what: str = "") -> None:
+    """Refuse a path that a file or directory cannot be written to: its nearest existing folder is tried.
+
+    Args:
+        place: the path; what is there is not touched.
+        what: what the message begins with, such as an option's name and a space.
+
+    Raises:
+        ArtifactError: it cannot; the message says why.
+    """
+    there = next((folder for folder in place.absolute().parents if os.path.lexists(folder)), Path("/"))
+    long = [part for part in place.parts if len(os.fsencode(part)) > LONGEST_NAME]
+    try:
+        if long:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a directory")
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise ArtifactError(f"{what}{place}: cannot be written ({said}); choose another path") from None
+
+
+def check_room(needed: Mapping[Path, int]) -> None:
+    """Refuse outputs for which their disks have no room.
+
+    Args:
+        needed: output -> bytes that it takes at least.
+
+    Raises:
+        ArtifactError: a disk has less free space than its outputs take.
+    """
+    of_disk: dict[int, tuple[Path, int]] = {}
+    for place, size in needed.items():
+        there = next((folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists()), Path("/"))
+        first, known = of_disk.get(there.stat().st_dev, (there, 0))
+        of_disk[there.stat().st_dev] = (first, known + size)
+    for there, size in of_disk.values():
+        if (free := shutil.disk_usage(there).free) < size:
+            raise ArtifactError(
+                f"{there}: {free / 1e6:,.0f} MB free on its disk, expected at least {size / 1e6:,.0f} MB; free some "
+                "space, or choose another place"
+            )
+
+
 def failed_io(error: BaseException) -> str:
     """One line about an error of the file system (no space, read-only, missing), empty for any other error.
 
@@ -463,6 +512,8 @@ def io_reason(error: OSError) -> str:
     """Return `path: what went wrong` of an operating system's error, or only what went wrong where it names no path."""
     said = error.strerror or str(error).strip().partition("\n")[0] or type(error).__name__
     said = re.sub(r"^\[[Ee]rrno \d+\] ", "", said)
+    if isinstance(error, FileExistsError) and error.filename and Path(error.filename).is_file():
+        said = "is a file, expected a directory"
     if "[errno" in said.lower():  # pyarrow repeats the system's error at the end of its own
         said = os.strerror(error.errno) if error.errno else said
     if error.filename is None:
@@ -574,12 +625,12 @@ def reading(file: Path, remedy: str = RERUN) -> Iterator[None]:
         raise ArtifactError(f"{file}: missing; {remedy}") from None
     except OSError as error:
         said = error.strerror or str(error).strip().partition("\n")[0]
-        raise ArtifactError(f"{file}: cannot be read ({_shown(said)}); {remedy}") from None
+        raise ArtifactError(f"{file}: cannot be read ({shown(said)}); {remedy}") from None
     except MemoryError:
         raise ArtifactError(f"{file}: needs more memory than there is; it may be damaged: {remedy}") from None
     except Exception as error:  # parsers raise anything, from KeyError to zipfile's own classes
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise ArtifactError(f"{file}: cannot be read ({_shown(said)}); {remedy}") from None
+        raise ArtifactError(f"{file}: cannot be read ({shown(said)}); {remedy}") from None
 
 
 def read_json(file: Path, form: Any = Any, *, remedy: str = RERUN) -> Any:
@@ -602,7 +653,7 @@ def read_json(file: Path, form: Any = Any, *, remedy: str = RERUN) -> Any:
     try:
         value = from_json(data)
     except ValueError as error:
-        raise ArtifactError(f"{file}: not valid JSON ({_shown(error)}); {remedy}") from None
+        raise ArtifactError(f"{file}: not valid JSON ({shown(error)}); {remedy}") from None
     return checked(value, form, str(file), remedy)
 
 
@@ -626,12 +677,12 @@ def checked(value: Any, form: Any, where: str, remedy: str = RERUN) -> Any:
         return TypeAdapter(form).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place = "".join(f"{_shown(part)}: " for part in first["loc"])
+        place = "".join(f"{shown(part)}: " for part in first["loc"])
         said = "missing" if first["type"] == "missing" else first["msg"][:1].lower() + first["msg"][1:]
         raise ArtifactError(f"{where}: {place}{said}; {remedy}") from None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value from a foreign file as it is printed: short, on one line, without control characters."""
     text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value)[:200])
     return text if len(text) <= 120 else f"{text[:117]}..."
@@ -654,7 +705,7 @@ def read_arrays(file: Path, names: Sequence[str] | None = None) -> dict[str, Any
     with reading(file):
         with zipfile.ZipFile(file) as archive:
             if packed := [each.filename for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED]:
-                raise ArtifactError(f"{file}: {_shown(packed[0])} is compressed, expected stored arrays; {RERUN}")
+                raise ArtifactError(f"{file}: {shown(packed[0])} is compressed, expected stored arrays; {RERUN}")
         with np.load(file, allow_pickle=False) as content:
             found = {name: content[name] for name in content.files}
     for name in names or ():

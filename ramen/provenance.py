@@ -7,6 +7,7 @@ import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ARM_ENV = "RAMEN_ARM"
 """Environment variable naming the variant ("ramen", "base") that a pipeline run is."""
@@ -63,23 +64,31 @@ def provenance() -> dict[str, str]:
 
 def _dvc_hashes() -> dict[str, str]:
     """md5 of the raw data (data.dvc) and of the graphs (dvc.lock), where these files are."""
+    found = {
+        "dvc.data": _md5(Path("data.dvc"), "outs"),
+        "dvc.graph": _md5(Path("dvc.lock"), "stages", "build-graph", "outs"),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _md5(file: Path, *keys: str) -> str:
+    """md5 of the first output under some keys of a file of DVC; empty if there is none, or the file is damaged."""
     import yaml
 
-    tags: dict[str, str] = {}
-    pointer, lock = Path("data.dvc"), Path("dvc.lock")
-    if pointer.is_file():
-        outs = (yaml.safe_load(pointer.read_text(encoding="utf-8")) or {}).get("outs") or [{}]
-        tags["dvc.data"] = str(outs[0].get("md5", ""))
-    if lock.is_file():
-        stages = (yaml.safe_load(lock.read_text(encoding="utf-8")) or {}).get("stages") or {}
-        outs = (stages.get("build-graph") or {}).get("outs") or [{}]
-        tags["dvc.graph"] = str(outs[0].get("md5", ""))
-    return {key: value for key, value in tags.items() if value}
+    try:
+        node: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for key in keys:
+            node = node[key]
+        return str(node[0]["md5"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, yaml.YAMLError):
+        return ""
 
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, errors="replace", timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

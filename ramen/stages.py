@@ -18,7 +18,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ from ramen.artifacts import (
     KINDS,
     Artifact,
     Draft,
+    check_room,
+    check_writable,
     drafts,
     failed_io,
     folder_sha256,
@@ -48,6 +50,10 @@ MODELS = {"warm_model", "model"}
 """A stage that reads one of these takes its encoder from there."""
 
 
+ROOM = 64 << 20
+"""Bytes that an output takes at least, together with the files that are written on the way."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of the pipeline.
@@ -59,6 +65,7 @@ class Stage:
         sections: config sections the stage may see.
         code: modules and packages under `ramen/` whose change must re-run the stage.
         impl: "module:function".
+        checks: "module:function" of what is checked before anything trains; see `ramen.preflight`.
         gpu: the stage trains or encodes, and wants an accelerator where there is one.
         parallel: several processes may run it together (`torchrun`); of any other stage, rank 0 does all.
         side_effects: it changes something outside its artifacts (a registry), so its result is never cached.
@@ -73,6 +80,7 @@ class Stage:
     sections: tuple[str, ...]
     code: tuple[str, ...]
     impl: str
+    checks: tuple[str, ...] = ()
     gpu: bool = False
     parallel: bool = False
     side_effects: bool = False
@@ -179,6 +187,7 @@ STAGES: dict[str, Stage] = {
             sections=("encoder", "objective", "bandit", "base", "training", "guidance"),
             code=_TRAINING_CODE,
             impl="ramen.training.stage:warmup",
+            checks=("ramen.preflight:check_encoder", "ramen.preflight:check_faiss"),
             gpu=True,
             parallel=True,
         ),
@@ -210,6 +219,7 @@ STAGES: dict[str, Stage] = {
                 "retrieval.py",
             ),
             impl="ramen.evaluation.stage:evaluate",
+            checks=("ramen.preflight:check_faiss", "ramen.preflight:check_base"),
             gpu=True,
             headline=True,
             shown=("report.html", "metrics.json", "figures", "per_document.parquet"),
@@ -232,6 +242,11 @@ STAGES: dict[str, Stage] = {
                 "retrieval.py",
             ),
             impl="ramen.index.stage:publish_index",
+            checks=(
+                "ramen.preflight:check_faiss",
+                "ramen.preflight:check_gate",
+                "ramen.preflight:check_registry",
+            ),
             side_effects=True,
         ),
     )
@@ -273,6 +288,8 @@ def run_stage(
     assert set(inputs) == set(stage.reads) and set(outputs) == set(stage.writes), (name, inputs, outputs)
     values = {key: parse_section(key, sections.get(key, {})) for key in stage.sections}
     plain = {key: value.model_dump() for key, value in values.items()}
+    if rank() == 0:
+        preflight((name,), values, outputs.values())
     opened = {key: open_artifact(path, key, complete=True) for key, path in inputs.items()}
     belong_together(opened)
     track.params(flat_params(plain))
@@ -309,6 +326,27 @@ def run_stage(
         shutil.rmtree(work, ignore_errors=True)
     _report(stage, metrics, outputs, track)
     return metrics
+
+
+def preflight(names: Iterable[str], sections: Mapping[str, Any], places: Iterable[str | os.PathLike[str]]) -> None:
+    """Check what stages will need, before anything trains.
+
+    Args:
+        names: keys of `STAGES`.
+        sections: section name -> validated section, all that the stages see.
+        places: directories that will be written.
+
+    Raises:
+        RamenError: a stage would fail later; nothing was changed.
+    """
+    work = work_directory({"stage": "", "sections": {}, "inputs": {}, "code": ""})
+    written = {Path(place): ROOM for place in places}
+    for place in (*written, work):
+        check_writable(place)
+    check_room(written)
+    for check in dict.fromkeys(check for name in names for check in STAGES[name].checks):
+        module, function = check.split(":")
+        getattr(importlib.import_module(module), function)(sections)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ def claim(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str | os.Pa
     """
     places = {name: str(Path(place).absolute()) for name, place in outputs.items()}
     for other in sorted(work.parent.glob(f"{task['stage']}-*/{TASK_FILE}")):
-        theirs = _read_task(other)  # what is not readable is nobody's: it blocks no other task
+        theirs = read_task(other)  # what is not readable is nobody's: it blocks no other task
         if theirs and other.parent != work and theirs.get("outputs") == places and _unfinished(other.parent):
             raise ArtifactError(
                 f"{task['stage']}: an interrupted run for the same output left a checkpoint in {other.parent}, but "
@@ -106,7 +106,7 @@ def waiting_inputs() -> set[str]:
     """
     found: set[str] = set()
     for file in sorted(Path(os.environ.get(WORK_ENV, ".ramen/work")).glob(f"*/{TASK_FILE}")):
-        if task := _read_task(file):
+        if task := read_task(file):
             found |= set(task["inputs"].values())
         elif _unfinished(file.parent):
             raise ArtifactError(
@@ -116,7 +116,7 @@ def waiting_inputs() -> set[str]:
     return found
 
 
-def _read_task(file: Path) -> dict[str, Any]:
+def read_task(file: Path) -> dict[str, Any]:
     """A task as `claim` wrote it; empty if the file is damaged."""
     with suppress(ArtifactError):
         task: dict[str, Any] = read_json(file, dict[str, Any])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramen.artifacts import write_text
+from ramen.artifacts import check_writable, write_text
 from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress
 from ramen.errors import ConfigError
@@ -45,6 +45,7 @@ def stage_command(stage: Stage) -> click.Command:
             raise ConfigError(
                 f"--metrics {metrics}: is a folder; give a file in it, like {metrics / metrics_path(stage.name).name}"
             )
+        check_writable(metrics, "--metrics ")
         show_progress()
         shorthands = {"source": "data.source", "path": "data.path"}
         more = [f"{knob}={values[key]}" for key, knob in shorthands.items() if values.get(key) is not None]

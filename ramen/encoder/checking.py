@@ -8,13 +8,15 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ramen.artifacts import read_json
-from ramen.encoder.model import SentenceEncoder
 from ramen.errors import ArtifactError, RamenError
+
+if TYPE_CHECKING:  # the files are checked without loading torch
+    from ramen.encoder.model import SentenceEncoder
 
 MAPPINGS = (
     "config.json",
