@@ -504,7 +504,8 @@ def failed_io(error: BaseException) -> str:
     if isinstance(error, OSError) and (error.filename or error.errno):
         return io_reason(error)
     if type(error).__module__.partition(".")[0] in WRITERS:
-        return BESIDE.sub(r"\1", str(error).strip().splitlines()[0])
+        said = re.sub(r"^.*I/O error: | \(os error \d+\)", "", str(error).strip().splitlines()[0])
+        return BESIDE.sub(r"\1", said)
     return ""
 
 

@@ -50,8 +50,11 @@ MODELS = {"warm_model", "model"}
 """A stage that reads one of these takes its encoder from there."""
 
 
-ROOM = 64 << 20
-"""Bytes that an output takes at least, together with the files that are written on the way."""
+ROOM = 8 << 20
+"""Bytes that are free for an output at least, in addition to the copies of the encoder's weights."""
+CHECKPOINT_COPIES = 3
+"""A checkpoint holds the weights and two moments of the optimiser."""
+MINILM_BYTES = 91_000_000
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Stage:
         code: modules and packages under `ramen/` whose change must re-run the stage.
         impl: "module:function".
         checks: "module:function" of what is checked before anything trains; see `ramen.preflight`.
+        copies: of the encoder's weights that its outputs hold at least, the optimiser's moments included.
         gpu: the stage trains or encodes, and wants an accelerator where there is one.
         parallel: several processes may run it together (`torchrun`); of any other stage, rank 0 does all.
         side_effects: it changes something outside its artifacts (a registry), so its result is never cached.
@@ -81,6 +85,7 @@ class Stage:
     code: tuple[str, ...]
     impl: str
     checks: tuple[str, ...] = ()
+    copies: int = 0
     gpu: bool = False
     parallel: bool = False
     side_effects: bool = False
@@ -188,6 +193,7 @@ STAGES: dict[str, Stage] = {
             code=_TRAINING_CODE,
             impl="ramen.training.stage:warmup",
             checks=("ramen.preflight:check_encoder", "ramen.preflight:check_faiss"),
+            copies=3,
             gpu=True,
             parallel=True,
         ),
@@ -199,6 +205,7 @@ STAGES: dict[str, Stage] = {
             sections=("encoder", "objective", "bandit", "base", "training", "guidance", "pruning", "classifier"),
             code=_TRAINING_CODE,
             impl="ramen.training.stage:prune_retrain",
+            copies=1,
             gpu=True,
             parallel=True,
         ),
@@ -339,14 +346,27 @@ def preflight(names: Iterable[str], sections: Mapping[str, Any], places: Iterabl
     Raises:
         RamenError: a stage would fail later; nothing was changed.
     """
-    work = work_directory({"stage": "", "sections": {}, "inputs": {}, "code": ""})
+    names = list(names)
+    work = work_directory({"stage": "", "sections": {}, "inputs": {}, "code": ""}).parent / "task"
     written = {Path(place): ROOM for place in places}
     for place in (*written, work):
         check_writable(place)
+    if copies := sum(STAGES[name].copies for name in names):
+        weights = _encoder_bytes(sections["encoder"].name)
+        written[next(iter(written), work)] += copies * weights
+        if any(STAGES[name].parallel for name in names):
+            written[work] = CHECKPOINT_COPIES * weights
     check_room(written)
     for check in dict.fromkeys(check for name in names for check in STAGES[name].checks):
         module, function = check.split(":")
         getattr(importlib.import_module(module), function)(sections)
+
+
+def _encoder_bytes(name: str) -> int:
+    """Size of the weights of a folder or of the packaged encoder; 0 for others, before they are loaded."""
+    if name == "minilm":
+        return MINILM_BYTES
+    return sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else 0
 
 
 @contextlib.contextmanager
@@ -357,7 +377,9 @@ def _located(name: str, outputs: Mapping[str, str | os.PathLike[str]]) -> Iterat
     except Exception as error:
         if not (reason := failed_io(error)):
             raise
-        where = "" if "/" in reason else f"{', '.join(map(str, outputs.values()))}: "
+        # other libraries' errors, and those of a write, name no path
+        named = getattr(error, "filename", None) or any(f"{Path(place)}" in reason for place in outputs.values())
+        where = "" if named else f"{', '.join(map(str, outputs.values()))}: "
         raise ArtifactError(f"{where}{reason} (stage {name}); no output was changed") from error
 
 
