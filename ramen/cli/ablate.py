@@ -116,9 +116,9 @@ def _check(resolve: Callable[..., Config], study: str, seeds: Sequence[int], out
 
     for suffix in (".md", ".json", ".png"):
         place = out / f"{found.name}{suffix}"
+        check_writable(place)
         if place.is_dir():
             raise ConfigError(f"{place}: is a directory, but the study's table is written there; choose another --out")
-        check_writable(place)
     for seed in seeds:
         resolve(f"training.seed={seed}")
     for row in found.rows:

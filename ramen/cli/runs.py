@@ -58,9 +58,9 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
 
     something_said()
     settings = resolve()
+    preflight(STAGES, dict(settings), (out / arm for arm in (BASE, OURS)))
     for arm in (BASE, OURS) if with_base else (OURS,):
         check_links(out, arm)
-    preflight(STAGES, dict(settings), (out / arm for arm in (BASE, OURS)))
     show_progress()
     sources.fetch_if_missing(settings.data)
     base: Mapping[str, Path] | None = None

@@ -41,11 +41,11 @@ def stage_command(stage: Stage) -> click.Command:
     def callback(resolve: Callable[..., Config], metrics: Path, **values: Any) -> None:
         from ramen.tracking import open_tracker
 
+        check_writable(metrics, "--metrics ")
         if metrics.is_dir():
             raise ConfigError(
                 f"--metrics {metrics}: is a folder; give a file in it, like {metrics / metrics_path(stage.name).name}"
             )
-        check_writable(metrics, "--metrics ")
         show_progress()
         shorthands = {"source": "data.source", "path": "data.path"}
         more = [f"{knob}={values[key]}" for key, knob in shorthands.items() if values.get(key) is not None]
