@@ -86,9 +86,12 @@ def load_trained(folder: Path, settings: Settings) -> SentenceEncoder:
     """Load an artifact `model`: how it pools and what it reads is its own, whatever the knobs say; `precision` is not.
 
     Raises:
-        RamenError: as `load_encoder`.
+        ArtifactError: the model cannot be used, for the reasons of `load_encoder`.
     """
-    return load_encoder(folder, settings.model_copy(update={"name": str(folder), "pooling": "auto"}))
+    try:
+        return load_encoder(folder, settings.model_copy(update={"name": str(folder), "pooling": "auto"}))
+    except RamenError as error:
+        raise ArtifactError(str(error)) if type(error) is RamenError else error from None
 
 
 def _positions(transformer: torch.nn.Module) -> int:

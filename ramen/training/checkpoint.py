@@ -176,7 +176,7 @@ class Checkpoints:
         Raises:
             ArtifactError: all are damaged, or it belongs to another task or another encoder.
         """
-        folders, damage = self._all(), ""
+        folders, newest = self._all(), ""
         for folder in reversed(folders):
             if not (damage := damaged(folder)):
                 self._check_task(folder)
@@ -186,6 +186,7 @@ class Checkpoints:
                     damage = str(error)
             if damage:
                 warn(f"{damage}; the checkpoint before it is tried")
+                newest = newest or damage
                 continue
             try:
                 model.load_state_dict(weights)
@@ -197,7 +198,7 @@ class Checkpoints:
                 load_optimizer_tensors(model, optimizer, moments)
             return position, arrays
         if folders:
-            raise ArtifactError(f"{damage}, nor is there an older one; start afresh: rm -r {self.folder}")
+            raise ArtifactError(f"{newest}, nor is there an older one; start afresh: rm -r {self.folder}")
         return None
 
     def _check_task(self, folder: Path) -> None:
