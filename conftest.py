@@ -51,6 +51,12 @@ def tiny_problem() -> Problem:
 
 
 @pytest.fixture(scope="session")
+def shared_problem() -> Problem:
+    """The small problem, for all tests of a session: do not change it."""
+    return make_tiny_problem()
+
+
+@pytest.fixture(scope="session")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small problem as a folder that the source `xc` reads, for all tests of a session: do not change it."""
     return write_xc(make_tiny_problem(), tmp_path_factory.mktemp("source") / "xc")

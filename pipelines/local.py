@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ import psutil
 
 from components.step import EXIT_LINE
 from pipelines.ramen import Outputs, build
-from ramen.artifacts import apply_umask
+from ramen.artifacts import apply_umask, read_json
 from ramen.cleanup import forget_warmup
 from ramen.config import Config
 from ramen.errors import ERROR, Interrupted, RamenError, warn
@@ -57,11 +56,7 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
     """
     from kfp import local
 
-    for place in (out / arm / name for name in Outputs._fields):
-        if place.exists() and not place.is_symlink():
-            raise RamenError(
-                f"{place}: a link to the run's {place.name} belongs there; move it away, or give another --out"
-            )
+    check_links(out, arm)
     store = (out / STORE).absolute()
     local.init(
         local.SubprocessRunner(use_venv=False), pipeline_root=str(store), raise_on_error=True, enable_caching=True,
@@ -87,8 +82,17 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
         for stage in console.cached:
             outputs = {name: made[name] for name in STAGES[stage].writes}
             scalars = outputs[STAGES[stage].writes[0]].parent / "scalars"
-            record_cached(stage, json.loads(scalars.read_text(encoding="utf-8")), outputs)
+            record_cached(stage, read_json(scalars, dict[str, float]), outputs)
     return {name: _link(out / arm / name, target) for name, target in made.items()}
+
+
+def check_links(out: Path, arm: str) -> None:
+    """Raise RamenError if something that is no link is where a run links its artifacts."""
+    for place in (out / arm / name for name in Outputs._fields):
+        if place.exists() and not place.is_symlink():
+            raise RamenError(
+                f"{place}: a link to the run's {place.name} belongs there; move it away, or give another --out"
+            )
 
 
 def _run(pipeline: Callable[[], Any], console: Console) -> Any:

@@ -14,21 +14,22 @@ import gc
 import hashlib
 import json
 import math
-import shutil
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import FiniteFloat
 
-from ramen.artifacts import drafts, open_artifact, write_json
+from ramen.artifacts import checked, drafts, open_artifact, read_json, reading, write_json
 from ramen.config import Config
 from ramen.data.dataset import Problem
-from ramen.errors import ArtifactError, ConfigError, Interrupted, StateRemoved
+from ramen.errors import ArtifactError, ConfigError, Interrupted, StateRemoved, warn
 from ramen.evaluation.metrics import ENCODER
 from ramen.evaluation.per_document import from_evaluation
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS
@@ -43,6 +44,8 @@ CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row: nothing is published."""
 TRAINING = ("warmup", "prune-retrain")
 """Stages whose time is reported as a row's cost."""
+RECEIPT = "metrics.json"
+"""Written last into the folder of a result: its metrics, and the seconds that it took."""
 PEER_CODE = (
     "data/dataset.py",
     "data/filters.py",
@@ -80,7 +83,7 @@ def run_row(config: Config, cache: Path) -> Outcome:
         try:
             folder, metrics, took = _stage(name, config, made, cache)
         except StateRemoved:
-            shutil.rmtree(made["warm_model"].parent)
+            (made["warm_model"].parent / RECEIPT).unlink()  # not finished any more: it is computed again
             _stage("warmup", config, made, cache)
             folder, metrics, took = _stage(name, config, made, cache)
         made |= {artifact: folder / artifact for artifact in STAGES[name].writes}
@@ -141,7 +144,7 @@ def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Ou
         track.headline(metrics)
     gc.collect()  # a trained model contains reference cycles
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
-    write_json(folder / "metrics.json", {"metrics": metrics, "seconds": took})
+    write_json(folder / RECEIPT, {"metrics": metrics, "seconds": took})
     return Outcome(metrics, took, folder / "evaluation", dataset.path)
 
 
@@ -150,18 +153,24 @@ def _key(parts: Sequence[object]) -> str:
 
 
 def _kept(folder: Path, artifacts: Iterable[str]) -> dict[str, Any]:
-    """The receipt of a finished result, empty if there is none; a damaged result is removed."""
-    receipt = folder / "metrics.json"
-    if not receipt.is_file():
+    """The receipt of a finished result; empty if there is none.
+
+    A damaged result is moved aside, since a user may have edited it, and is computed again.
+    """
+    receipt = folder / RECEIPT
+    if not receipt.exists():
         return {}
     try:
         for artifact in artifacts:
             open_artifact(folder / artifact, artifact)
-    except ArtifactError:
-        shutil.rmtree(folder)
+        form = {"metrics": dict[str, float], "seconds": float}
+        kept = read_json(receipt, dict[str, Any])
+        return {key: checked(kept.get(key), each, f"{receipt}: {key}") for key, each in form.items()}
+    except ArtifactError as error:
+        aside = folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(4)}")
+        folder.rename(aside)
+        warn(f"{error} (it is computed again; the damaged result is in {aside})")
         return {}
-    kept: dict[str, Any] = json.loads(receipt.read_text(encoding="utf-8"))
-    return kept
 
 
 def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> tuple[Path, dict[str, float], float]:
@@ -180,7 +189,7 @@ def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> 
         metrics = run_stage(name, sections=sections, inputs=inputs, outputs=outputs, track=track)
     took = spent()
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
-    write_json(folder / "metrics.json", {"metrics": metrics, "seconds": took})
+    write_json(folder / RECEIPT, {"metrics": metrics, "seconds": took})
     return folder, metrics, took
 
 
@@ -190,7 +199,9 @@ def _timed(file: Path) -> Iterator[Callable[[], float]]:
 
     What an attempt did that was killed outright, or failed, is not known, and not counted.
     """
-    before = float(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else 0.0
+    before = 0.0
+    with suppress(ArtifactError):  # missing, or damaged: the time of earlier attempts is then not known
+        before = max(0.0, read_json(file, FiniteFloat))
     start = time.monotonic()
 
     def spent() -> float:
@@ -300,5 +311,6 @@ def _missed(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dict[str
 
 
 def _bins(outcome: Outcome) -> dict[str, dict[str, str]]:
-    with (outcome.evaluation / "quantiles.csv").open(encoding="utf-8", newline="") as stream:
+    file = outcome.evaluation / "quantiles.csv"
+    with reading(file), file.open(encoding="utf-8", newline="") as stream:
         return {row["bin"]: row for row in csv.DictReader(stream)}

@@ -9,7 +9,9 @@ This is the only module that makes or opens an artifact; nothing here loads a pi
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import functools
 import glob
 import hashlib
 import json
@@ -17,14 +19,15 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ramen.errors import ArtifactError, StateRemoved
+from ramen.errors import ArtifactError, StateRemoved, warn
 
 FORMAT = 1
 FRESH = 120.0
@@ -37,6 +40,14 @@ DISPOSABLE = frozenset({"training_state.safetensors", "oracle_documents.npy", "o
 stays the same, and the artifact stays valid for every other reader."""
 ROWS = 1 << 17
 """Texts that are written at a time."""
+DRAFT_MARKER = ".ramen-draft"
+"""An empty file in every draft: only directories that hold one are removed as leftovers of killed processes."""
+HASHED_BYTES = 64 << 20
+"""Files up to this size are hashed before an artifact is replaced; of larger ones, the size is compared."""
+LONGEST_NAME = 255 - len(".01234567.tmp") - 1
+"""Bytes of a file's name, so that the name of its temporary copy still fits the file system."""
+JSON_BYTES = 256 << 20
+"""Largest JSON file of an artifact that is read; the largest that ramen writes takes a few megabytes."""
 
 KINDS: dict[str, str] = {
     "dataset": "dataset",
@@ -128,23 +139,63 @@ def read_manifest(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
         ArtifactError: missing, unfinished, or of another kind or format.
     """
     path = Path(path)
-    kind = KINDS[name]
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (path / MANIFEST).exists():
         raise ArtifactError(
             f"{path}: no {MANIFEST}: not a finished {name}; run the stage that writes it (`ramen --help`)"
-        ) from None
-    except (ValueError, UnicodeDecodeError):
-        raise ArtifactError(f"{path / MANIFEST}: not valid JSON; run the stage that writes {name} again") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise ArtifactError(
-            f"{path}: format {found}, this version reads {FORMAT}; run the stage that writes {name} again"
         )
+    return _load_manifest(path, KINDS[name], f"run the stage that writes {name} again")
+
+
+def _load_manifest(path: Path, kind: str, remedy: str) -> dict[str, Any]:
+    """Read a manifest and check its form. Raises ArtifactError, with what to do about it."""
+    file = path / MANIFEST
+    manifest: dict[str, Any] = read_json(file, remedy=remedy)
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT or isinstance(found, bool):
+        raise ArtifactError(f"{path}: format {shown(found)}, this version reads {FORMAT}; {remedy}")
     if manifest.get("kind") != kind:
-        raise ArtifactError(f"{path}: is a {manifest.get('kind')}, expected a {kind}")
+        raise ArtifactError(f"{path}: is a {shown(manifest.get('kind'))}, expected a {kind}")
+    for key, form in manifest_forms().items():
+        checked(manifest.get(key), form, f"{file}: {key}", remedy)
+    for name in manifest["files"]:
+        if not is_inside(name):
+            raise ArtifactError(f"{file}: files: {shown(name)} is not a path inside the artifact; {remedy}")
     return manifest
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name from a manifest is the normal form of a relative path that does not leave the artifact."""
+    parts = name.split("/")
+    return name != MANIFEST and "\0" not in name and not {"", ".", ".."} & set(parts)
+
+
+@functools.cache
+def manifest_forms() -> dict[str, Any]:
+    """Key of a manifest -> its form, as pydantic checks it."""
+    from pydantic import Field, StringConstraints
+    from typing_extensions import TypedDict
+
+    digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+    facts = TypedDict("facts", {"bytes": Annotated[int, Field(ge=0)], "sha256": digest})  # noqa: UP013
+    sections = dict[str, dict[str, Any]]
+    return {
+        "counts": dict[str, Any],
+        "sections": sections,
+        "inputs": dict[str, digest],  # type: ignore[valid-type]
+        "files": dict[str, facts],
+    }
+
+
+def listed_files(path: Path) -> list[str]:
+    """Names of an artifact's files, relative, as its manifest lists them; without a manifest, of all files there.
+
+    Raises:
+        ArtifactError: the manifest cannot be read.
+    """
+    if not (path / MANIFEST).exists():
+        return sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    manifest = checked(read_json(path / MANIFEST), dict[str, Any], str(path / MANIFEST))
+    return sorted(checked(manifest.get("files"), dict[str, Any], f"{path / MANIFEST}: files"))
 
 
 @contextmanager
@@ -155,6 +206,7 @@ def drafts(
     inputs: Mapping[str, Artifact],
     work: Path,
     task: Mapping[str, Any] | None = None,
+    named: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> Iterator[dict[str, Draft]]:
     """Write artifacts beside their places; on success finish the manifests and rename all, else remove all.
 
@@ -163,11 +215,12 @@ def drafts(
         sections: validated section values of the stage, recorded in the manifest.
         inputs: opened inputs, whose digests are recorded in the manifest.
         work, task: the stage's work directory and what was asked for, handed to each draft.
+        named: knob -> directory that the stage reads although it is not an input, such as `encoder.name`.
 
     Raises:
         ArtifactError: an output's place holds something else than an older artifact of its kind, or an input.
     """
-    _spare(outputs, inputs)
+    check_outputs(outputs, {name: artifact.path for name, artifact in inputs.items()} | dict(named or {}))
     made: dict[str, Draft] = {}
     held: list[int] = []
     fresh: list[Path] = []
@@ -176,9 +229,10 @@ def drafts(
             parent = Path(place).absolute().parent
             fresh += [folder for folder in (parent, *parent.parents) if not folder.exists()]
             parent.mkdir(parents=True, exist_ok=True)
-            _sweep(parent, Path(place).name)
+            _sweep(parent, Path(place).name, KINDS[name])
             beside = _beside(parent / Path(place).name, ".tmp")
             beside.mkdir()
+            (beside / DRAFT_MARKER).touch()
             made[name] = Draft(beside, work, task or {})
             held.append(os.open(beside, os.O_RDONLY))
             _lock(held[-1])
@@ -187,7 +241,7 @@ def drafts(
             _write_manifest(draft, name, sections, inputs)
             apply_umask(draft.path)
         for name, draft in made.items():
-            _replace(draft.path, Path(outputs[name]))
+            _replace(draft.path, Path(outputs[name]), KINDS[name])
     finally:
         for draft in made.values():
             shutil.rmtree(draft.path, ignore_errors=True)
@@ -198,45 +252,122 @@ def drafts(
                 folder.rmdir()
 
 
-def _spare(outputs: Mapping[str, str | os.PathLike[str]], inputs: Mapping[str, Artifact]) -> None:
-    """Refuse places where an artifact would replace what is not an older one of its kind, a user's data for one."""
-    taken = {artifact.path.resolve(): name for name, artifact in inputs.items()}
+def check_outputs(outputs: Mapping[str, str | os.PathLike[str]], read: Mapping[str, str | os.PathLike[str]]) -> None:
+    """Refuse outputs that would replace what a stage reads, or anything that is not an older artifact of their kind.
+
+    Args:
+        outputs: artifact name -> final directory.
+        read: name of an input, or a knob -> directory that is read.
+
+    Raises:
+        ArtifactError: an output would.
+    """
+    taken = {Path(path).resolve(): name for name, path in read.items()}
     for name, place in outputs.items():
         whole, option = Path(place).resolve(), f"--{name.replace('_', '-')}"
         for other, its in taken.items():
             if whole.is_relative_to(other) or other.is_relative_to(whole):
                 raise ArtifactError(f"{place}: is the place of {its} too; give {name} another {option}")
-        if not _replaceable(Path(place), KINDS[name]) or Path.cwd().is_relative_to(whole):
-            raise ArtifactError(
-                f"{place}: {name} is written there in place of what there is, which is no {KINDS[name]} of ramen's; "
-                f"give another {option}, or move it away"
-            )
+        if Path.cwd().is_relative_to(whole):
+            foreign = "the working directory is inside"
+        else:
+            foreign = foreign_content(Path(place), KINDS[name])
+        if foreign:
+            raise ArtifactError(f"{place}: refusing to overwrite: {foreign}; choose another {option}, or move it away")
         taken[whole] = name
 
 
-def _replaceable(place: Path, kind: str) -> bool:
-    """Whether nothing is lost there: no folder, an empty one, a link, or an artifact of the kind, be it damaged."""
-    if place.is_symlink() or not place.exists():
-        return True
-    if not place.is_dir():
-        return False
+def foreign_content(place: Path, kind: str) -> str:
+    """Return why a directory may hold something that ramen did not write, in a phrase; empty if it does not.
+
+    Replaceable are a missing or empty directory and an artifact of the kind, be it half deleted, whose remaining files
+    are those that its manifest lists. Of a link only the link itself is replaced.
+
+    Args:
+        place: what an artifact is to replace.
+        kind: a value of `KINDS`.
+    """
     try:
-        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return not any(place.iterdir())
-    except ValueError:
+        if place.is_symlink():
+            if not place.exists():
+                return f"it is a link to {place.readlink()}, which is missing"
+            _load_manifest(place, kind, "")
+            return ""
+        if not place.exists():
+            return ""
+        if not place.is_dir():
+            return "it is a file"
+        if not any(place.iterdir()):
+            return ""
+        if not (place / MANIFEST).exists():
+            return f"it was not written by ramen (no {MANIFEST})"
+        files = _load_manifest(place, kind, "")["files"]
+        for name, file in _contents(place):
+            if name != MANIFEST and name not in files:
+                return f"{shown(name)} is not listed in its {MANIFEST}"
+            if name in files and file.exists() and not is_as_listed(file, files[name]):
+                return f"{name} differs from its {MANIFEST}"
+    except ArtifactError as error:
+        why = str(error).rstrip("; ").removeprefix(f"{place / MANIFEST}: ").removeprefix(f"{place}: ")
+        return f"it is not a {kind} that ramen wrote ({MANIFEST}: {why})"
+    except OSError as error:
+        return f"it cannot be read ({io_reason(error)})"
+    return ""
+
+
+def _contents(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Relative name and path of everything under a folder that is not a real directory."""
+    for root, folders, files in os.walk(folder, onerror=_raise):
+        for name in [*files, *(each for each in folders if (Path(root) / each).is_symlink())]:
+            file = Path(root) / name
+            yield file.relative_to(folder).as_posix(), file
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def is_as_listed(file: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether a file has the size, and unless it is large the sha256, that a manifest lists."""
+    if not file.is_file() or file.stat().st_size != facts["bytes"]:
+        return False
+    return bool(facts["bytes"] > HASHED_BYTES) or sha256(file) == facts["sha256"]
+
+
+def delete_artifact(place: Path, kind: str) -> bool:
+    """Delete an artifact; False, and nothing is deleted, if it holds anything that ramen did not write.
+
+    The manifest goes last, so that what a kill leaves is still known to be an artifact.
+    """
+    if place.is_symlink() or foreign_content(place, kind):
+        return False
+    if not place.is_dir():
         return True
-    return isinstance(manifest, dict) and manifest.get("kind") == kind
+    for name, file in _contents(place):
+        if name != MANIFEST:
+            file.unlink(missing_ok=True)
+    (place / MANIFEST).unlink(missing_ok=True)
+    for root, _, _ in os.walk(place, topdown=False):
+        with suppress(OSError):  # a file was added meanwhile
+            Path(root).rmdir()
+    return True
 
 
 def abandoned_drafts(parent: Path, names: Sequence[str]) -> list[Path]:
     """Drafts of artifacts that killed processes left in a folder: minutes old and held by nobody."""
-    return [left for name in names for left in sorted(parent.glob(f".{glob.escape(name)}.*.tmp")) if _abandoned(left)]
+    return [draft for name in names for draft in _hidden(parent, name, "tmp") if _abandoned(draft)]
+
+
+def _hidden(parent: Path, name: str, suffix: str) -> list[Path]:
+    """Directories next to an output that are named as `_beside` names them."""
+    form = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.{suffix}")
+    found = sorted(parent.glob(f".{glob.escape(name)}.*.{suffix}"))
+    return [path for path in found if form.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
 
 
 def _abandoned(draft: Path) -> bool:
     with suppress(OSError):  # gone meanwhile
-        if time.time() - draft.stat().st_mtime < FRESH:
+        if time.time() - draft.stat().st_mtime < FRESH or not (draft / DRAFT_MARKER).is_file():
             return False
         handle = os.open(draft, os.O_RDONLY)
         try:
@@ -246,18 +377,19 @@ def _abandoned(draft: Path) -> bool:
     return False
 
 
-def _sweep(parent: Path, name: str) -> None:
+def _sweep(parent: Path, name: str, kind: str) -> None:
     """Remove drafts of an output that killed processes left: those that are minutes old and that nobody holds.
 
     An output that was moved aside by a process killed before it had put the new one there is put back.
     """
-    for left in parent.glob(f".{glob.escape(name)}.*.old"):
+    for left in _hidden(parent, name, "old"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime < FRESH:
                 continue
-            if not (parent / name).exists() and (left / ASIDE).is_dir():
+            if not os.path.lexists(parent / name) and (left / ASIDE).is_dir():
                 os.rename(left / ASIDE, parent / name)
-            shutil.rmtree(left, ignore_errors=True)
+            if not (left / ASIDE).exists() or delete_artifact(left / ASIDE, kind):
+                left.rmdir()  # fails if anything else is there
     for left in abandoned_drafts(parent, [name]):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -275,7 +407,7 @@ def _write_manifest(draft: Draft, name: str, sections: Mapping[str, Any], inputs
     files = {
         str(file.relative_to(draft.path)): {"bytes": file.stat().st_size, "sha256": sha256(file)}
         for file in sorted(draft.path.rglob("*"))
-        if file.is_file()
+        if file.is_file() and file != draft.path / DRAFT_MARKER
     }
     manifest = {
         "format": FORMAT,
@@ -286,21 +418,82 @@ def _write_manifest(draft: Draft, name: str, sections: Mapping[str, Any], inputs
         "files": files,
     }
     write_json(draft.path / MANIFEST, manifest)
+    (draft.path / DRAFT_MARKER).unlink(missing_ok=True)
 
 
-def _replace(source: Path, target: Path) -> None:
-    """Rename a directory into place; an older one is moved aside first (rename cannot replace a full directory)."""
+def _replace(source: Path, target: Path, kind: str) -> None:
+    """Rename a directory into place; an older one is moved aside first (rename cannot replace a full directory).
+
+    The older one was checked before the stage began. What was added to it since, hours for a training, is kept.
+    """
     target = target.absolute()
-    if target.is_symlink() or target.is_file():
+    if target.is_symlink():
         target.unlink()
-    if target.exists():
-        aside = _beside(target, ".old")
-        aside.mkdir()
+    if not target.exists():
+        os.rename(source, target)
+        return
+    aside = _beside(target, ".old")
+    aside.mkdir()
+    try:
         os.rename(target, aside / ASIDE)
-        os.rename(source, target)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        os.rename(source, target)
+    except OSError:
+        aside.rmdir()
+        raise
+    os.rename(source, target)
+    with suppress(OSError):  # the new artifact is in place; what is left here is swept by the next run
+        if (aside / ASIDE).is_dir() and delete_artifact(aside / ASIDE, kind) and not (aside / ASIDE).exists():
+            aside.rmdir()
+            return
+        kept = target.with_name(f"{target.name}.replaced-{secrets.token_hex(4)}")
+        os.rename(aside / ASIDE, kept)
+        aside.rmdir()
+        warn(f"{target}: files that ramen did not write were added while the stage ran; they are in {kept}")
+
+
+def check_writable(place: Path, what: str = "") -> None:
+    """Refuse a path that a file or directory cannot be written to: its nearest existing folder is tried.
+
+    Args:
+        place: the path; what is there is not touched.
+        what: what the message begins with, such as an option's name and a space.
+
+    Raises:
+        ArtifactError: it cannot; the message says why.
+    """
+    there = next((folder for folder in place.absolute().parents if os.path.lexists(folder)), Path("/"))
+    long = [part for part in place.parts if len(os.fsencode(part)) > LONGEST_NAME]
+    try:
+        if long:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a directory")
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise ArtifactError(f"{what}{place}: cannot be written ({said}); choose another path") from None
+
+
+def check_room(needed: Mapping[Path, int]) -> None:
+    """Refuse outputs for which their disks have no room.
+
+    Args:
+        needed: output -> bytes that it takes at least.
+
+    Raises:
+        ArtifactError: a disk has less free space than its outputs take.
+    """
+    of_disk: dict[int, tuple[Path, int]] = {}
+    for place, size in needed.items():
+        there = next((folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists()), Path("/"))
+        first, known = of_disk.get(there.stat().st_dev, (there, 0))
+        of_disk[there.stat().st_dev] = (first, known + size)
+    for there, size in of_disk.values():
+        if (free := shutil.disk_usage(there).free) < size:
+            raise ArtifactError(
+                f"{there}: {free / 1e6:,.0f} MB free on its disk, expected at least {size / 1e6:,.0f} MB; free some "
+                "space, or choose another place"
+            )
 
 
 def failed_io(error: BaseException) -> str:
@@ -309,10 +502,36 @@ def failed_io(error: BaseException) -> str:
     It names what was to be written, not the file beside it.
     """
     if isinstance(error, OSError) and (error.filename or error.errno):
-        return BESIDE.sub(r"\1", str(error))
+        return io_reason(error)
     if type(error).__module__.partition(".")[0] in WRITERS:
-        return BESIDE.sub(r"\1", str(error).strip().splitlines()[0])
+        said = re.sub(r"^.*I/O error: | \(os error \d+\)", "", str(error).strip().splitlines()[0])
+        return BESIDE.sub(r"\1", said)
     return ""
+
+
+def io_reason(error: OSError) -> str:
+    """Return `path: what went wrong` of an operating system's error, or only what went wrong where it names no path."""
+    said = error.strerror or str(error).strip().partition("\n")[0] or type(error).__name__
+    said = re.sub(r"^\[[Ee]rrno \d+\] ", "", said)
+    if isinstance(error, FileExistsError) and error.filename and Path(error.filename).is_file():
+        said = "is a file, expected a directory"
+    if "[errno" in said.lower():  # pyarrow repeats the system's error at the end of its own
+        said = os.strerror(error.errno) if error.errno else said
+    if error.filename is None:
+        return BESIDE.sub(r"\1", said)
+    place = BESIDE.sub(r"\1", os.fsdecode(error.filename))
+    return f"{place}: {said}"
+
+
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Give an error of the file system that names no path (a full disk during a write) the path being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(place)
+        raise
 
 
 def _beside(path: Path, suffix: str = "") -> Path:
@@ -350,11 +569,12 @@ def replacing(path: Path) -> Iterator[Path]:
     beside.touch(exist_ok=False)
     mode = beside.stat().st_mode & 0o777
     try:
-        yield beside
-        with beside.open("rb") as stream:
-            os.fsync(stream.fileno())
-        beside.chmod(mode)
-        os.replace(beside, path)
+        with naming(path):
+            yield beside
+            with beside.open("rb") as stream:
+                os.fsync(stream.fileno())
+            beside.chmod(mode)
+            os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
@@ -386,6 +606,159 @@ def folder_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+# --- reading what may be damaged or foreign ------------------------------------------------------------------
+
+RERUN = "run the stage that wrote it again"
+
+
+@contextmanager
+def reading(file: Path, remedy: str = RERUN) -> Iterator[None]:
+    """Turn every error that the content of a file causes while it is read into one line that names the file.
+
+    Raises:
+        ArtifactError: the file is missing, cannot be read, or is not what its reader expects.
+    """
+    try:
+        yield
+    except ArtifactError:
+        raise
+    except FileNotFoundError:
+        raise ArtifactError(f"{file}: missing; {remedy}") from None
+    except OSError as error:
+        said = error.strerror or str(error).strip().partition("\n")[0]
+        raise ArtifactError(f"{file}: cannot be read ({shown(said)}); {remedy}") from None
+    except MemoryError:
+        raise ArtifactError(f"{file}: needs more memory than there is; it may be damaged: {remedy}") from None
+    except Exception as error:  # parsers raise anything, from KeyError to zipfile's own classes
+        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise ArtifactError(f"{file}: cannot be read ({shown(said)}); {remedy}") from None
+
+
+def read_json(file: Path, form: Any = Any, *, remedy: str = RERUN) -> Any:
+    """Read a JSON file of an artifact and check its form.
+
+    Args:
+        file: the file, in UTF-8.
+        form: a type that pydantic checks strictly, such as `dict[str, float]`.
+        remedy: what to do about a broken file.
+
+    Raises:
+        ArtifactError: missing, too large, not valid JSON, or of another form.
+    """
+    from pydantic_core import from_json
+
+    with reading(file, remedy):
+        if (size := file.stat().st_size) > JSON_BYTES:
+            raise ArtifactError(f"{file}: {size:,} bytes, expected at most {JSON_BYTES:,}; {remedy}")
+        data = file.read_bytes()
+    try:
+        value = from_json(data)
+    except ValueError as error:
+        raise ArtifactError(f"{file}: not valid JSON ({shown(error)}); {remedy}") from None
+    return checked(value, form, str(file), remedy)
+
+
+def checked(value: Any, form: Any, where: str, remedy: str = RERUN) -> Any:
+    """Return a value of the form that is expected.
+
+    Args:
+        value: as read from JSON.
+        form: a type that pydantic checks strictly.
+        where: the file, and the key in it.
+        remedy: what to do about a broken file.
+
+    Raises:
+        ArtifactError: it is of another form; the first difference is reported.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    if form is Any:
+        return value
+    try:
+        return TypeAdapter(form).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = "".join(f"{shown(part)}: " for part in first["loc"])
+        said = "missing" if first["type"] == "missing" else first["msg"][:1].lower() + first["msg"][1:]
+        raise ArtifactError(f"{where}: {place}{said}; {remedy}") from None
+
+
+def shown(value: object) -> str:
+    """A value from a foreign file as it is printed: short, on one line, without control characters."""
+    text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value)[:200])
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def read_arrays(file: Path, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Read the arrays of an .npz file that numpy wrote uncompressed; nothing is unpickled.
+
+    Args:
+        file: the archive.
+        names: arrays that must be there; None = any.
+
+    Raises:
+        ArtifactError: missing, damaged, compressed (it could unpack to any size), or without one of `names`.
+    """
+    import zipfile
+
+    import numpy as np
+
+    with reading(file):
+        with zipfile.ZipFile(file) as archive:
+            if packed := [each.filename for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED]:
+                raise ArtifactError(f"{file}: {shown(packed[0])} is compressed, expected stored arrays; {RERUN}")
+        with np.load(file, allow_pickle=False) as content:
+            found = {name: content[name] for name in content.files}
+    for name in names or ():
+        if name not in found:
+            raise ArtifactError(f"{file}: has no array {name!r}; {RERUN}")
+    return found
+
+
+def read_array(file: Path, kinds: str, shape: tuple[int | None, ...], *, mapped: bool = False) -> Any:
+    """Read an .npy file; nothing is unpickled.
+
+    Args:
+        file: the file.
+        kinds: numpy's letters of the kinds of values allowed, such as "iu".
+        shape: expected sizes; None = any.
+        mapped: whether rows are read from the disk when they are used.
+
+    Raises:
+        ArtifactError: missing, damaged, or of other values or another shape.
+    """
+    import numpy as np
+
+    with reading(file):
+        array = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
+        fits = len(shape) == array.ndim and all(
+            size in (None, there) for size, there in zip(shape, array.shape, strict=True)
+        )
+        if array.dtype.kind not in kinds or not fits:
+            wanted = " x ".join("any" if size is None else str(size) for size in shape)
+            raise ArtifactError(
+                f"{file}: holds {array.dtype} of shape {array.shape}, expected {wanted} values of kind {kinds!r}; "
+                f"{RERUN}"
+            )
+        return array
+
+
+def read_tensors(file: Path, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Read the arrays of a safetensors file as numpy arrays.
+
+    Raises:
+        ArtifactError: missing, damaged, or without one of `names`.
+    """
+    from safetensors.numpy import load_file
+
+    with reading(file):
+        found: dict[str, Any] = load_file(file)
+    for name in names:
+        if name not in found:
+            raise ArtifactError(f"{file}: has no tensor {name!r}; {RERUN}")
+    return found
+
+
 # --- columnar and sparse files -------------------------------------------------------------------------------
 
 
@@ -405,20 +778,33 @@ def write_texts(path: Path, uids: Sequence[str], texts: Sequence[str], titles: S
 
 def read_texts(path: Path) -> tuple[list[str], list[str]]:
     """Read (uids, texts) written by `write_texts`."""
+    uids, texts = _read_strings(path, ("uid", "text"))
+    return uids, texts
+
+
+def _read_strings(path: Path, columns: Sequence[str]) -> list[list[str]]:
+    """Columns of strings of a Parquet file. Raises ArtifactError for another type, or for missing values."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path, columns=["uid", "text"])
-    return table["uid"].to_pylist(), table["text"].to_pylist()
+    with reading(path):
+        table = pq.ParquetFile(path).read(columns=list(columns))
+        for name in columns:
+            if name not in table.column_names:
+                raise ArtifactError(f"{path}: has no column {name!r}; {RERUN}")
+            if not pa.types.is_string(table[name].type) or table[name].null_count:
+                raise ArtifactError(f"{path}: column {name!r} does not hold a string in every row; {RERUN}")
+        return [table[name].to_pylist() for name in columns]
 
 
 def read_titles(path: Path) -> list[str] | None:
     """Read the titles written by `write_texts`, None if there are none."""
     import pyarrow.parquet as pq
 
-    if "title" not in pq.read_schema(path).names:
-        return None
-    titles: list[str] = pq.read_table(path, columns=["title"])["title"].to_pylist()
-    return titles
+    with reading(path):
+        if "title" not in pq.read_schema(path).names:
+            return None
+    return _read_strings(path, ("title",))[0]
 
 
 def write_csr(path: Path, matrix: Any) -> None:
@@ -435,8 +821,58 @@ def write_csr(path: Path, matrix: Any) -> None:
     sp.save_npz(path, matrix, compressed=False)
 
 
-def read_csr(path: Path) -> Any:
-    """Read a scipy CSR matrix (`scipy.sparse.csr_matrix`) written by `write_csr`."""
+def read_csr(path: Path, shape: tuple[int | None, int | None] = (None, None)) -> Any:
+    """Read a scipy CSR matrix (`scipy.sparse.csr_matrix`) written by `write_csr`.
+
+    Args:
+        path: the .npz file.
+        shape: expected rows and columns; None = any.
+
+    Raises:
+        ArtifactError: missing, damaged, of another shape, or with indices outside of it.
+    """
     import scipy.sparse as sp
 
-    return sp.csr_matrix(sp.load_npz(path))
+    arrays = read_arrays(path, ("data", "indices", "indptr", "shape"))
+    found = edges_of(path, arrays, "data", shape)
+    with reading(path):
+        return sp.csr_matrix((arrays["data"], arrays["indices"], arrays["indptr"]), shape=found)
+
+
+def edges_of(
+    path: Path, arrays: Mapping[str, Any], values: str, shape: tuple[int | None, int | None] = (None, None)
+) -> tuple[int, int]:
+    """Check arrays in CSR order: finite values, rows that ascend, indices inside the shape; returns the shape.
+
+    Args:
+        path: the file that they were read from.
+        arrays: `indptr`, `indices`, `shape`, and the values.
+        values: name of the values.
+        shape: expected rows and columns; None = any.
+
+    Raises:
+        ArtifactError: one of these does not hold.
+    """
+    import numpy as np
+
+    def refuse(what: str) -> ArtifactError:
+        return ArtifactError(f"{path}: {what}; {RERUN}")
+
+    indptr, indices, numbers, size = (arrays[name] for name in ("indptr", "indices", values, "shape"))
+    if size.dtype.kind not in "iu" or size.shape != (2,) or (size < 0).any():
+        raise refuse("its shape is not two numbers of at least 0")
+    rows, columns = (int(each) for each in size)
+    for each, wanted, what in ((rows, shape[0], "rows"), (columns, shape[1], "columns")):
+        if wanted is not None and each != wanted:
+            raise refuse(f"has {each:,} {what}, expected {wanted:,}")
+    if indptr.dtype.kind not in "iu" or indptr.shape != (rows + 1,) or indices.dtype.kind not in "iu":
+        raise refuse(f"indptr and indices are not those of {rows:,} rows")
+    if indices.ndim != 1 or numbers.shape != indices.shape or numbers.dtype.kind not in "fiub":
+        raise refuse("indices and values are not two lists of one length")
+    if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+        raise refuse("indptr does not ascend from 0 to the number of entries")
+    if len(indices) and (indices.min() < 0 or indices.max() >= columns):
+        raise refuse(f"an index is outside of {columns:,} columns")
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        raise refuse("a value is not finite")
+    return rows, columns

@@ -7,20 +7,41 @@ runner that a later run of other settings replaced; drafts that killed processes
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramen.artifacts import DISPOSABLE, FRESH, KINDS, MANIFEST, abandoned_drafts, sha256
-from ramen.errors import RamenError
+from ramen.artifacts import (
+    DISPOSABLE,
+    DRAFT_MARKER,
+    FRESH,
+    KINDS,
+    MANIFEST,
+    abandoned_drafts,
+    delete_artifact,
+    foreign_content,
+    is_as_listed,
+    read_json,
+    read_manifest,
+    sha256,
+)
+from ramen.errors import ArtifactError, RamenError
 from ramen.stages import STAGES
 from ramen.work import waiting_inputs
 
 LEFT_BY_RUNNER = {"scalars", "report", "executor_output.json"}
 """Files of Kubeflow's local runner next to a stage's artifacts."""
+RECORDS = LEFT_BY_RUNNER | {"metrics.json", "seconds.json"}
+"""Files of the runner or of a study next to a stage's artifacts."""
+
+
+_CacheEntry = dict[str, dict[str, Any]]
+"""Output -> facts about it, in the runner's cache."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +55,8 @@ class Removal:
 
 def find_unneeded(out: Path, runs: Path, studies: Path, *, unfinished: bool = False) -> list[Removal]:
     """List what can be deleted; nothing that a link under `out`, a checkpoint or an unfinished run refers to.
+
+    Results in which ramen did not write every file are left out.
 
     Args:
         out: `--out` of `ramen run`: a folder per variant, with a link per artifact.
@@ -67,25 +90,44 @@ def find_unneeded(out: Path, runs: Path, studies: Path, *, unfinished: bool = Fa
 def delete(removals: Sequence[Removal], runs: Path) -> None:
     """Delete what `find_unneeded` listed, and the cache entries that refer to it."""
     for removal in removals:
-        if removal.path.is_dir():
-            # the entry first: a run killed meanwhile must not leave one that refers to half a result
-            for entry in runs.glob("cache/*.json"):
-                if f"{removal.path.absolute()}/" in entry.read_text(encoding="utf-8"):
-                    entry.unlink(missing_ok=True)
+        if (removal.path / DRAFT_MARKER).is_file():
             shutil.rmtree(removal.path)
-            if removal.path.parent.parent == runs and not any(removal.path.parent.iterdir()):
-                removal.path.parent.rmdir()
+        elif removal.path.is_dir():
+            # the entry first: a run killed meanwhile must not leave one that refers to half a result
+            place = f"{removal.path.absolute()}/"
+            for entry in runs.glob("cache/*.json"):
+                text = entry.read_bytes()
+                if os.fsencode(place) in text or json.dumps(place)[1:-1].encode() in text:
+                    entry.unlink(missing_ok=True)
+            _delete_result(removal.path)
+            if removal.path.parent.parent == runs:
+                with suppress(OSError):  # not empty
+                    removal.path.parent.rmdir()
         else:
             removal.path.unlink(missing_ok=True)
+
+
+def _delete_result(result: Path) -> None:
+    """Delete what the stage, its drafts and the runner wrote; files that somebody added meanwhile stay."""
+    for place in list(result.iterdir()):
+        if place.name in STAGES[_stage_of(result)].writes:
+            delete_artifact(place, KINDS[place.name])
+        elif (place / DRAFT_MARKER).is_file():
+            shutil.rmtree(place)
+        elif place.name in RECORDS and place.is_file():
+            place.unlink()
+    with suppress(OSError):
+        result.rmdir()
 
 
 def forget_warmup(runs: Path, error: str) -> bool:
     """Drop the cache entry of a warm-up whose missing training state an error reports; whether there was one."""
     found = False
     for entry in runs.glob("cache/*.json"):
-        outputs = json.loads(entry.read_text(encoding="utf-8"))
-        place = outputs.get("warm_model", {}).get("uri", "") if isinstance(outputs, dict) else ""
-        if place and f"{place}: " in error:
+        with suppress(ArtifactError):
+            place = read_json(entry, _CacheEntry).get("warm_model", {}).get("uri", "")
+            if not place or f"{place}: " not in error:
+                continue
             entry.unlink(missing_ok=True)
             found = True
     return found
@@ -100,14 +142,19 @@ def _is_result(path: Path, stage: str = "") -> bool:
     stage = stage or path.name
     if stage not in STAGES or not path.is_dir() or path.is_symlink():
         return False
-    known = {*STAGES[stage].writes, *LEFT_BY_RUNNER, "metrics.json", "seconds.json"}
-    return all(each.name in known or each.name.startswith(".") for each in path.iterdir())
+    return all(
+        each.is_dir() and not each.is_symlink()
+        if each.name in STAGES[stage].writes
+        else (each.name in RECORDS and each.is_file()) or (each / DRAFT_MARKER).is_file()
+        for each in path.iterdir()
+    )
 
 
 def _manifests(result: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Artifacts of a result whose manifests can be read."""
     for name in STAGES[_stage_of(result)].writes:
-        if (file := result / name / MANIFEST).is_file():
-            yield result / name, json.loads(file.read_text(encoding="utf-8"))
+        with suppress(ArtifactError):
+            yield result / name, read_manifest(result / name, name)
 
 
 def _protected(out: Path) -> set[Path] | None:
@@ -116,10 +163,10 @@ def _protected(out: Path) -> set[Path] | None:
     if not linked:
         return None
     for artifact in list(linked):
-        if (file := artifact / MANIFEST).is_file():
-            sections = json.loads(file.read_text(encoding="utf-8"))["sections"]
-            if base := sections.get("scoring", {}).get("base"):
-                linked.add(Path(base).resolve())
+        if artifact.name == "evaluation" and (artifact / MANIFEST).exists():
+            scoring = read_manifest(artifact, "evaluation")["sections"].get("scoring", {})
+            if scoring.get("base"):
+                linked.add(Path(str(scoring["base"])).resolve())
     return linked
 
 
@@ -130,6 +177,9 @@ def _superseded(result: Path, protected: set[Path] | None, waiting: set[str], un
         return None
     artifacts = [artifact for artifact, _ in _manifests(result)]
     if any(artifact.resolve() in protected or sha256(artifact / MANIFEST) in waiting for artifact in artifacts):
+        return None
+    names = (name for name in STAGES[_stage_of(result)].writes if os.path.lexists(result / name))
+    if any(foreign_content(result / name, KINDS[name]) for name in names):
         return None
     return "replaced by a later run" if finished else "of a run that did not finish"
 
@@ -152,11 +202,11 @@ def _training_state(results: Sequence[Path], waiting: set[str]) -> Iterator[Remo
     """Training state of warm models whose `prune-retrain` has finished."""
     manifests = [pair for result in results for pair in _manifests(result)]
     retrained = {manifest["inputs"].get("warm_model") for artifact, manifest in manifests if artifact.name == "model"}
-    for artifact, _ in manifests:
+    for artifact, manifest in manifests:
         digest = sha256(artifact / MANIFEST)
         if artifact.name == "warm_model" and digest in retrained and digest not in waiting:
-            for file in (artifact / name for name in sorted(DISPOSABLE)):
-                if file.is_file():
+            for name in sorted(DISPOSABLE & manifest["files"].keys()):
+                if is_as_listed(file := artifact / name, manifest["files"][name]):
                     yield Removal(file, file.stat().st_size, "training state; prune-retrain has finished")
 
 

@@ -18,12 +18,24 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.artifacts import KINDS, Artifact, Draft, drafts, failed_io, folder_sha256, open_artifact, read_manifest
+from ramen.artifacts import (
+    KINDS,
+    Artifact,
+    Draft,
+    check_room,
+    check_writable,
+    drafts,
+    failed_io,
+    folder_sha256,
+    open_artifact,
+    read_manifest,
+    reading,
+)
 from ramen.errors import ArtifactError, Interrupted
 from ramen.processes import rank
 from ramen.stopping import on_stop
@@ -38,6 +50,13 @@ MODELS = {"warm_model", "model"}
 """A stage that reads one of these takes its encoder from there."""
 
 
+ROOM = 8 << 20
+"""Bytes that are free for an output at least, in addition to the copies of the encoder's weights."""
+CHECKPOINT_COPIES = 3
+"""A checkpoint holds the weights and two moments of the optimiser."""
+MINILM_BYTES = 91_000_000
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of the pipeline.
@@ -49,6 +68,8 @@ class Stage:
         sections: config sections the stage may see.
         code: modules and packages under `ramen/` whose change must re-run the stage.
         impl: "module:function".
+        checks: "module:function" of what is checked before anything trains; see `ramen.preflight`.
+        copies: of the encoder's weights that its outputs hold at least, the optimiser's moments included.
         gpu: the stage trains or encodes, and wants an accelerator where there is one.
         parallel: several processes may run it together (`torchrun`); of any other stage, rank 0 does all.
         side_effects: it changes something outside its artifacts (a registry), so its result is never cached.
@@ -63,6 +84,8 @@ class Stage:
     sections: tuple[str, ...]
     code: tuple[str, ...]
     impl: str
+    checks: tuple[str, ...] = ()
+    copies: int = 0
     gpu: bool = False
     parallel: bool = False
     side_effects: bool = False
@@ -110,12 +133,27 @@ class Stage:
         Raises:
             ArtifactError: the base's evaluation is none.
         """
+        folders = self.folders(sections)
+        found = {}
+        if folder := folders.get("encoder.name"):
+            with reading(folder, "set encoder.name to a directory that can be read"):
+                found["encoder.name"] = folder_sha256(folder)
+        if base := folders.get("scoring.base"):
+            found["scoring.base"] = open_artifact(base, "evaluation").digest
+        return found
+
+    def folders(self, sections: Mapping[str, Any]) -> dict[str, Path]:
+        """Directories that knobs name in addition to the stage's inputs: knob -> path.
+
+        Args:
+            sections: name -> validated section.
+        """
         found = {}
         starts = not MODELS & set(self.reads) or ("scoring" in sections and "untrained" in sections["scoring"].peers)
         if "encoder" in sections and starts and Path(sections["encoder"].name).is_dir():
-            found["encoder.name"] = folder_sha256(Path(sections["encoder"].name))
+            found["encoder.name"] = Path(sections["encoder"].name)
         if "scoring" in sections and sections["scoring"].base:
-            found["scoring.base"] = open_artifact(sections["scoring"].base, "evaluation").digest
+            found["scoring.base"] = Path(sections["scoring"].base)
         return found
 
 
@@ -154,6 +192,8 @@ STAGES: dict[str, Stage] = {
             sections=("encoder", "objective", "bandit", "base", "training", "guidance"),
             code=_TRAINING_CODE,
             impl="ramen.training.stage:warmup",
+            checks=("ramen.preflight:check_encoder", "ramen.preflight:check_faiss"),
+            copies=3,
             gpu=True,
             parallel=True,
         ),
@@ -165,6 +205,7 @@ STAGES: dict[str, Stage] = {
             sections=("encoder", "objective", "bandit", "base", "training", "guidance", "pruning", "classifier"),
             code=_TRAINING_CODE,
             impl="ramen.training.stage:prune_retrain",
+            copies=1,
             gpu=True,
             parallel=True,
         ),
@@ -185,6 +226,7 @@ STAGES: dict[str, Stage] = {
                 "retrieval.py",
             ),
             impl="ramen.evaluation.stage:evaluate",
+            checks=("ramen.preflight:check_faiss", "ramen.preflight:check_base"),
             gpu=True,
             headline=True,
             shown=("report.html", "metrics.json", "figures", "per_document.parquet"),
@@ -207,6 +249,11 @@ STAGES: dict[str, Stage] = {
                 "retrieval.py",
             ),
             impl="ramen.index.stage:publish_index",
+            checks=(
+                "ramen.preflight:check_faiss",
+                "ramen.preflight:check_gate",
+                "ramen.preflight:check_registry",
+            ),
             side_effects=True,
         ),
     )
@@ -248,6 +295,8 @@ def run_stage(
     assert set(inputs) == set(stage.reads) and set(outputs) == set(stage.writes), (name, inputs, outputs)
     values = {key: parse_section(key, sections.get(key, {})) for key in stage.sections}
     plain = {key: value.model_dump() for key, value in values.items()}
+    if rank() == 0:
+        preflight((name,), values, outputs.values())
     opened = {key: open_artifact(path, key, complete=True) for key, path in inputs.items()}
     belong_together(opened)
     track.params(flat_params(plain))
@@ -274,21 +323,64 @@ def run_stage(
 
     with alone(work, task), _collected():
         try:
-            with on_stop(stop), drafts(outputs, sections=plain, inputs=opened, work=work, task=task) as written:
+            places = drafts(outputs, sections=plain, inputs=opened, work=work, task=task, named=stage.folders(values))
+            with on_stop(stop), _located(name, outputs), places as written:
                 claim(work, task, outputs)
-                try:
-                    metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
-                except Exception as error:
-                    if reason := failed_io(error):
-                        where = "" if "/" in reason else f" (while writing {', '.join(map(str, outputs.values()))})"
-                        raise ArtifactError(f"{name}: {reason}{where}; no output was changed") from error
-                    raise
+                metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
                 computed = True
         finally:
             release(work)
         shutil.rmtree(work, ignore_errors=True)
     _report(stage, metrics, outputs, track)
     return metrics
+
+
+def preflight(names: Iterable[str], sections: Mapping[str, Any], places: Iterable[str | os.PathLike[str]]) -> None:
+    """Check what stages will need, before anything trains.
+
+    Args:
+        names: keys of `STAGES`.
+        sections: section name -> validated section, all that the stages see.
+        places: directories that will be written.
+
+    Raises:
+        RamenError: a stage would fail later; nothing was changed.
+    """
+    names = list(names)
+    work = work_directory({"stage": "", "sections": {}, "inputs": {}, "code": ""}).parent / "task"
+    written = {Path(place): ROOM for place in places}
+    for place in (*written, work):
+        check_writable(place)
+    if copies := sum(STAGES[name].copies for name in names):
+        weights = _encoder_bytes(sections["encoder"].name)
+        written[next(iter(written), work)] += copies * weights
+        if any(STAGES[name].parallel for name in names):
+            written[work] = CHECKPOINT_COPIES * weights
+    check_room(written)
+    for check in dict.fromkeys(check for name in names for check in STAGES[name].checks):
+        module, function = check.split(":")
+        getattr(importlib.import_module(module), function)(sections)
+
+
+def _encoder_bytes(name: str) -> int:
+    """Size of the weights of a folder or of the packaged encoder; 0 for others, before they are loaded."""
+    if name == "minilm":
+        return MINILM_BYTES
+    return sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else 0
+
+
+@contextlib.contextmanager
+def _located(name: str, outputs: Mapping[str, str | os.PathLike[str]]) -> Iterator[None]:
+    """Turn an error of the file system into one line; where it names no path, it names the stage's outputs."""
+    try:
+        yield
+    except Exception as error:
+        if not (reason := failed_io(error)):
+            raise
+        # other libraries' errors, and those of a write, name no path
+        named = getattr(error, "filename", None) or any(f"{Path(place)}" in reason for place in outputs.values())
+        where = "" if named else f"{', '.join(map(str, outputs.values()))}: "
+        raise ArtifactError(f"{where}{reason} (stage {name}); no output was changed") from error
 
 
 def record_cached(name: str, metrics: Mapping[str, float], outputs: Mapping[str, str | os.PathLike[str]]) -> None:

@@ -14,11 +14,11 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ramen.artifacts import write_json
+from ramen.artifacts import checked, naming, read_json, write_json
 from ramen.errors import ArtifactError
 from ramen.tracking import flat_params
 
@@ -48,10 +48,10 @@ def alone(work: Path, task: Mapping[str, Any]) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtifactError(
-            f"{path.parent}: no folder can be made there for checkpoints ({error.strerror}); set {WORK_ENV} to another"
+            f"{path.parent}: the directory for checkpoints cannot be made ({error.strerror}); set {WORK_ENV} to another"
         ) from None
     while True:
-        with path.open("a+") as lock:
+        with path.open("a+", encoding="utf-8", errors="replace") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -64,9 +64,10 @@ def alone(work: Path, task: Mapping[str, Any]) -> Iterator[None]:
                 pass  # a file system without locks: as before there were any
             if not path.exists() or path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
                 continue  # removed by its last holder just now
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            lock.flush()
+            with naming(path):
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+                lock.flush()
             try:
                 yield
             finally:
@@ -82,8 +83,8 @@ def claim(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str | os.Pa
     """
     places = {name: str(Path(place).absolute()) for name, place in outputs.items()}
     for other in sorted(work.parent.glob(f"{task['stage']}-*/{TASK_FILE}")):
-        theirs = json.loads(other.read_text(encoding="utf-8"))
-        if other.parent != work and theirs.get("outputs") == places and _unfinished(other.parent):
+        theirs = read_task(other)  # what is not readable is nobody's: it blocks no other task
+        if theirs and other.parent != work and theirs.get("outputs") == places and _unfinished(other.parent):
             raise ArtifactError(
                 f"{task['stage']}: an interrupted run for the same output left a checkpoint in {other.parent}, but "
                 f"{'; '.join(differences(theirs, task))}; go back to resume it, or start afresh: rm -r {other.parent}"
@@ -98,13 +99,35 @@ def release(work: Path) -> None:
 
 
 def waiting_inputs() -> set[str]:
-    """Digests of the artifacts that tasks with a work directory read: running ones, and interrupted ones."""
-    tasks = Path(os.environ.get(WORK_ENV, ".ramen/work")).glob(f"*/{TASK_FILE}")
-    return {digest for task in tasks for digest in json.loads(task.read_text(encoding="utf-8"))["inputs"].values()}
+    """Digests of the artifacts that tasks with a work directory read: running ones, and interrupted ones.
+
+    Raises:
+        ArtifactError: what a checkpoint needs is unknown, since its task cannot be read.
+    """
+    found: set[str] = set()
+    for file in sorted(Path(os.environ.get(WORK_ENV, ".ramen/work")).glob(f"*/{TASK_FILE}")):
+        if task := read_task(file):
+            found |= set(task["inputs"].values())
+        elif _unfinished(file.parent):
+            raise ArtifactError(
+                f"{file}: damaged, so what the checkpoint next to it needs is unknown; run its command again, or "
+                f"delete it: rm -r {file.parent}"
+            )
+    return found
+
+
+def read_task(file: Path) -> dict[str, Any]:
+    """A task as `claim` wrote it; empty if the file is damaged."""
+    with suppress(ArtifactError):
+        task: dict[str, Any] = read_json(file, dict[str, Any])
+        forms = {"sections": dict[str, dict[str, Any]], "inputs": dict[str, str], "outputs": dict[str, str]}
+        return task | {key: checked(task.get(key, {}), form, str(file)) for key, form in forms.items()}
+    return {}
 
 
 def _unfinished(work: Path) -> bool:
-    return any(path.name != TASK_FILE and (path.is_file() or any(path.iterdir())) for path in work.iterdir())
+    """Whether anything but the task was left in a work directory."""
+    return any(path.name != TASK_FILE and (not path.is_dir() or any(path.iterdir())) for path in work.iterdir())
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 from ramen.artifacts import (
+    DRAFT_MARKER,
     MANIFEST,
     Artifact,
     drafts,
@@ -27,7 +28,7 @@ from ramen.errors import ArtifactError
 
 
 def make(place: Path, content: str = "hello", *, name: str = "graph", **sections: int) -> Artifact:
-    with drafts({name: place}, sections=sections, inputs={}, work=place.parent / "work") as made:
+    with drafts({name: place}, sections={"walk": sections}, inputs={}, work=place.parent / "work") as made:
         folder = made[name].path / "inner"
         folder.mkdir()
         (folder / "file.txt").write_text(content)
@@ -43,7 +44,7 @@ def test_round_trip(tmp_path: Path) -> None:
     artifact = make(tmp_path / "graph", walk=3)
     assert (artifact.path / "inner" / "file.txt").read_text() == "hello"
     assert artifact.counts == {"letters": 5}
-    assert artifact.manifest["sections"] == {"walk": 3}
+    assert artifact.manifest["sections"] == {"walk": {"walk": 3}}
     assert names(tmp_path) == ["graph"]
 
 
@@ -121,7 +122,7 @@ def test_only_an_older_artifact_of_its_kind_is_replaced(tmp_path: Path, monkeypa
             pass
 
     for path in (mine, tmp_path / "notes.txt", tmp_path / "graph", tmp_path, Path()):
-        with pytest.raises(ArtifactError, match="give another --dataset, or move it away"):
+        with pytest.raises(ArtifactError, match="refusing to overwrite: .*; choose another --dataset, or move it away"):
             place(path)
     graph = open_artifact(tmp_path / "graph", "graph")
     with pytest.raises(ArtifactError, match="is the place of graph too; give pruned_graph another --pruned-graph"):
@@ -134,8 +135,106 @@ def test_only_an_older_artifact_of_its_kind_is_replaced(tmp_path: Path, monkeypa
     assert names(tmp_path) == ["empty", "graph", "mine", "notes.txt"]
     monkeypatch.chdir(tmp_path)
     place(tmp_path / "empty")
-    (tmp_path / "graph" / MANIFEST).write_text("damaged")
     place(tmp_path / "graph", "graph")
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "not JSON",
+        "[]",
+        "null",
+        '{"kind": "graph"}',
+        '{"format": 1, "kind": "graph"}',
+        '{"format": true, "kind": "graph", "counts": {}, "sections": {}, "inputs": {}, "files": {}}',
+        '{"format": 1, "kind": "graph", "counts": {}, "sections": {}, "inputs": {}, "files": []}',
+        '{"format": 1, "kind": "graph", "counts": {}, "sections": {}, "inputs": {}, "files": {"../x": 1}}',
+        "[" * 100_000,
+        "\ud800".encode("utf-8", "surrogatepass"),
+    ],
+)
+def test_directory_with_a_foreign_manifest_is_not_replaced(manifest: str | bytes, tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / MANIFEST).write_bytes(manifest if isinstance(manifest, bytes) else manifest.encode())
+    for notes in (False, True):
+        if notes:
+            (thesis / "chapter.txt").write_text("years of work")
+        before = {path: path.read_bytes() for path in thesis.rglob("*")}
+        with pytest.raises(ArtifactError, match="thesis: refusing to overwrite: .*; choose another --graph") as caught:
+            make(thesis)
+        assert "\n" not in str(caught.value)
+        assert {path: path.read_bytes() for path in thesis.rglob("*")} == before
+        assert names(tmp_path) == ["thesis"]
+
+
+@pytest.mark.parametrize("added", ["notes.txt", ".notes", "inner/notes.txt", "more/deep/notes", "link", "folder-link"])
+def test_artifact_with_a_file_that_ramen_did_not_write_is_not_replaced(added: str, tmp_path: Path) -> None:
+    artifact = make(tmp_path / "graph")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine").write_text("mine")
+    note = artifact.path / added
+    note.parent.mkdir(parents=True, exist_ok=True)
+    if "link" in added:
+        note.symlink_to(tmp_path / "elsewhere" / ("" if added.startswith("folder") else "mine"))
+    else:
+        note.write_text("mine")
+    with pytest.raises(ArtifactError, match=f"graph: refusing to overwrite: {added} is not listed in its manifest"):
+        make(artifact.path)
+    assert os.path.lexists(note) and open_artifact(artifact.path, "graph").digest == artifact.digest
+    note.unlink()
+    make(artifact.path, "new")
+    assert (tmp_path / "elsewhere" / "mine").read_text() == "mine"
+
+
+def test_artifact_that_was_edited_is_not_replaced_but_a_half_deleted_one_is(tmp_path: Path) -> None:
+    file = make(tmp_path / "graph").path / "inner" / "file.txt"
+    file.write_text("jello")
+    with pytest.raises(ArtifactError, match="inner/file.txt differs from its manifest.json"):
+        make(tmp_path / "graph", "new")
+    assert file.read_text() == "jello"
+    file.unlink()
+    assert (make(tmp_path / "graph", "new").path / "inner" / "file.txt").read_text() == "new"
+
+
+def test_link_is_replaced_only_if_it_leads_to_an_artifact_of_the_kind(tmp_path: Path) -> None:
+    make(tmp_path / "real")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "notes").write_text("mine")
+    for name, why in (("thesis", "missing"), ("nowhere", "which is missing"), ("thesis/notes", "cannot be")):
+        place = tmp_path / f"to-{Path(name).name}"
+        place.symlink_to(tmp_path / name)
+        with pytest.raises(ArtifactError, match=f"refusing to overwrite: .*{why}"):
+            make(place)
+        assert place.is_symlink()
+    place = tmp_path / "graph"
+    place.symlink_to("real")
+    make(place, "new")
+    assert not place.is_symlink() and (tmp_path / "real" / "inner" / "file.txt").read_text() == "hello"
+
+
+def test_notes_added_while_a_stage_runs_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "graph", "old")
+    with drafts({"graph": tmp_path / "graph"}, sections={}, inputs={}, work=tmp_path / "work") as made:
+        (made["graph"].path / "file").write_text("new")
+        (tmp_path / "graph" / "notes.txt").write_text("mine")
+    open_artifact(tmp_path / "graph", "graph")
+    assert not (tmp_path / "graph" / "notes.txt").exists()
+    (kept,) = tmp_path.glob("graph.replaced-*")
+    assert (kept / "notes.txt").read_text() == "mine" and str(kept) in capsys.readouterr().err
+    assert names(tmp_path) == ["graph", kept.name]
+
+
+def test_directories_named_like_a_replaced_output_are_left_alone(tmp_path: Path) -> None:
+    make(tmp_path / "graph")
+    kept = [tmp_path / ".graph.backup.old", tmp_path / ".graph.0123abcd.old"]
+    for folder in kept:
+        (folder / "it").mkdir(parents=True)
+        (folder / "it" / "notes").write_text("mine")
+        os.utime(folder, (0, 0))
+    make(tmp_path / "graph", "new")
+    assert all((folder / "it" / "notes").read_text() == "mine" for folder in kept)
 
 
 def test_a_failure_leaves_no_folder_that_was_made_for_its_output(tmp_path: Path) -> None:
@@ -156,7 +255,7 @@ def test_a_failure_leaves_no_folder_that_was_made_for_its_output(tmp_path: Path)
     ],
 )
 def test_a_failed_write_names_the_output_and_not_the_file_beside_it(path: str, told: str) -> None:
-    assert failed_io(PermissionError(13, "Permission denied", path)) == f"[Errno 13] Permission denied: '{told}'"
+    assert failed_io(PermissionError(13, "Permission denied", path)) == f"{told}: Permission denied"
 
 
 def test_success_replaces_the_old_artifact(tmp_path: Path) -> None:
@@ -210,10 +309,14 @@ def test_matrices_are_canonical(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_beside_an_output_goes_with_the_next_run(tmp_path: Path) -> None:
     place = {"dataset": tmp_path / "dataset"}
-    dead, fresh, other = (tmp_path / name for name in (".dataset.a.tmp", ".dataset.b.tmp", ".graph.c.tmp"))
-    for folder in (dead, fresh, other):
+    dead, fresh, other = (
+        tmp_path / name for name in (".dataset.0000000a.tmp", ".dataset.0000000b.tmp", ".graph.0000000c.tmp")
+    )
+    mine = [tmp_path / ".dataset.20240101.tmp", tmp_path / ".dataset.backup.tmp"]
+    for folder in (dead, fresh, other, *mine):
         (folder / "texts").mkdir(parents=True)
-    for folder in (dead, other):
+        (folder / ("notes" if folder in mine else DRAFT_MARKER)).touch()
+    for folder in (dead, other, *mine):
         os.utime(folder, (0, 0))
     with drafts(place, sections={}, inputs={}, work=tmp_path) as made:
         os.utime(made["dataset"].path, (0, 0))
@@ -221,6 +324,7 @@ def test_what_a_killed_process_left_beside_an_output_goes_with_the_next_run(tmp_
             pass
         assert made["dataset"].path.is_dir()
     assert not dead.exists() and fresh.exists() and other.exists()
+    assert all((folder / "notes").exists() for folder in mine), "named like a draft, but not one of ramen"
 
 
 @pytest.fixture(params=[0o022, 0o077], ids=["umask-022", "umask-077"])

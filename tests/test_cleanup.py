@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from pipelines.local import run_local
 from ramen.ablation import run_row
-from ramen.artifacts import Artifact, drafts, open_artifact, write_json
+from ramen.artifacts import DRAFT_MARKER, Artifact, drafts, open_artifact, write_json
 from ramen.cli import cli
 from ramen.config import Config, resolve
 from ramen.errors import StateRemoved
@@ -123,6 +123,40 @@ def test_gc_keeps_what_ramen_did_not_write(here: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "note", [".notes", "evaluation/notes.txt", "evaluation/.notes", ".evaluation.backup.tmp/notes"]
+)
+def test_gc_keeps_results_with_files_that_ramen_did_not_write(note: str, here: Path) -> None:
+    file = Path("artifacts/.kfp/ramen-1/evaluate") / note
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    age(file.parent)
+    gc("--unfinished")
+    assert file.read_text() == "mine"
+    assert [path.name for path in Path("artifacts/.kfp/ramen-1").iterdir()] == ["evaluate"]
+
+
+@pytest.mark.parametrize("garbage", ["", "{", "[]", "null", '{"files": 3}'])
+def test_gc_keeps_results_whose_manifest_is_damaged(garbage: str, here: Path) -> None:
+    file = Path("artifacts/.kfp/ramen-1/evaluate/evaluation/manifest.json")
+    file.write_text(garbage)
+    age(file.parent.parent)
+    gc()
+    assert file.read_text() == garbage and (file.parent / "file").is_file()
+
+
+def test_gc_is_refused_when_the_task_of_a_checkpoint_is_damaged(here: Path) -> None:
+    work = here / "ramen-work" / "prune-retrain-1"
+    (work / "checkpoints" / "1").mkdir(parents=True)
+    (work / "task.json").write_text("{")
+    before = files(here)
+    done = CliRunner().invoke(cli, ["gc"])
+    assert done.exit_code == 4 and f"error: {work}/task.json: damaged" in done.output and files(here) == before
+    (work / "checkpoints" / "1").rmdir()
+    (work / "checkpoints").rmdir()
+    gc()
+
+
 def test_gc_deletes_no_result_when_no_link_names_the_latest(here: Path) -> None:
     for place in Path("artifacts/ramen").iterdir():
         place.unlink()
@@ -133,6 +167,7 @@ def test_gc_deletes_unfinished_runs_and_old_drafts_when_asked(here: Path) -> Non
     left = Path("artifacts/.kfp/ramen-3/evaluate/.evaluation.12345678.tmp")
     left.mkdir()
     (left / "file").write_text("half")
+    (left / DRAFT_MARKER).touch()
     young = Path("artifacts/.kfp/ramen-3/ingest/.dataset.12345678.tmp")
     young.mkdir()
     os.utime(left, (time.time() - 1000,) * 2)
@@ -144,6 +179,7 @@ def test_gc_deletes_unfinished_runs_and_old_drafts_when_asked(here: Path) -> Non
 def test_gc_is_refused_while_a_run_is_in_progress(here: Path) -> None:
     draft = Path("artifacts/.kfp/ramen-2/prune-retrain/.model.12345678.tmp")
     draft.mkdir(parents=True)
+    (draft / DRAFT_MARKER).touch()
     for place in (draft, draft.parent):
         os.utime(place, (time.time() - 1000,) * 2)
     handle = os.open(draft, os.O_RDONLY)

@@ -93,9 +93,34 @@ def test_a_failure_keeps_the_old_output_and_the_checkpoint() -> None:
 
 
 def test_a_full_disk_is_told_with_the_output_it_stood_in_the_way_of() -> None:
-    said = r"full: No space left on device \(while writing artifacts/dataset\); no output was changed"
+    said = r"^artifacts/dataset: No space left on device \(stage full\); no output was changed$"
     with pytest.raises(ArtifactError, match=said):
         run_stage("full", sections={})
+
+
+@pytest.mark.parametrize(
+    "where", ["ramen.artifacts._write_manifest", "ramen.artifacts._replace", "ramen.work.write_json"]
+)
+def test_disk_that_is_full_outside_of_the_stage_is_reported_with_the_output(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ramen.stages.claim" if where == "ramen.work.write_json" else where, fail)
+    with pytest.raises(ArtifactError, match="^artifacts/dataset: No space left on device"):
+        run_stage("write", sections={})
+    assert not Path("artifacts").exists()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"inputs": 3}', b"\xff", b'{"sections": {"data": 3}}'])
+def test_damaged_task_of_another_run_does_not_block_this_one(garbage: bytes, tmp_path: Path) -> None:
+    for name in ("write-other", "write-checkpointed"):
+        (tmp_path / "ramen-work" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "ramen-work" / name / "task.json").write_bytes(garbage)
+    (tmp_path / "ramen-work" / "write-checkpointed" / "checkpoints" / "1").mkdir()
+    (tmp_path / "ramen-work" / "write-folder" / "task.json").mkdir(parents=True)
+    assert run_stage("write", sections={}) == {"rows": 1.0}
 
 
 def test_a_stop_leaves_nothing_behind() -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramen.artifacts import write_text
+from ramen.artifacts import check_writable, replacing, write_text
 from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress, something_said
-from ramen.errors import ConfigError, nearest, warn
+from ramen.errors import ConfigError, RamenError, nearest, warn
 
 if TYPE_CHECKING:
     from ramen.ablation import Outcome, Summary
@@ -71,9 +71,9 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
     something_said()
     numbers = _numbers(seeds)
     settings = resolve()
-    known = read_study(study)  # before anything is fetched
-    if not known.per_set:
-        _chosen(known, rows)
+    known = read_study(study)  # before anything is fetched; rows of anchor sets are known once the data are
+    check = functools.partial(_check, resolve, study, numbers, out)
+    check(known if known.per_set else _chosen(known, rows))
     show_progress()
     sources.fetch_if_missing(settings.data)
     cache = out / "cache"
@@ -83,6 +83,7 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
         for name, same in repeats.items():
             warn(f"{found.name}: row {name!r} is {same!r} under this configuration, and left out")
         found = _runnable(found)
+        check(found)
         outcomes: dict[str, list[Outcome]] = {row.name: [] for row in found.rows}
         for seed in numbers:  # seed by seed: a study that is stopped early still compares all rows
             for row in found.rows:
@@ -101,6 +102,38 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, ou
             _write(found, done, groups, outcomes, numbers[: numbers.index(seed) + 1], out, settings)
     _show(found, done)
     click.echo(f"table: {out / f'{found.name}.md'}   figure: {out / f'{found.name}.png'}")
+
+
+def _check(resolve: Callable[..., Config], study: str, seeds: Sequence[int], out: Path, found: Study) -> None:
+    """Check what all rows under all seeds will need, before anything is computed.
+
+    Raises:
+        RamenError: a row cannot run, or the table cannot be written.
+    """
+    from ramen.ablation import CHAIN
+    from ramen.peers import PEERS
+    from ramen.stages import preflight
+
+    for suffix in (".md", ".json", ".png"):
+        place = out / f"{found.name}{suffix}"
+        check_writable(place)
+        if place.is_dir():
+            raise ConfigError(f"{place}: is a directory, but the study's table is written there; choose another --out")
+    for seed in seeds:
+        resolve(f"training.seed={seed}")
+    for row in found.rows:
+        config = _config(resolve, study, row)
+        if row.peer and row.peer not in PEERS:
+            raise ConfigError(f"study {found.name}: row {row.name!r}: peer: {nearest(row.peer, PEERS)}")
+        if row.peer and PEERS[row.peer].timed and not row.time_of:
+            raise ConfigError(
+                f"study {found.name}: row {row.name!r}: peer {row.peer} trains for a given time; name a row above it "
+                "as `time_of`"
+            )
+        try:
+            preflight(() if row.peer else CHAIN, dict(config), [out / "cache"])
+        except RamenError as error:
+            raise type(error)(f"study {found.name}: row {row.name!r}: {error}") from None
 
 
 def _config(resolve: Callable[..., Config], study: str, row: Row) -> Config:
@@ -122,9 +155,12 @@ def _groups(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, dict[str, st
 
 def _numbers(seeds: str) -> list[int]:
     try:
-        return sorted({int(text) for text in seeds.split(",")})
+        numbers = {int(text) for text in seeds.split(",")}
     except ValueError:
-        raise ConfigError(f"--seeds {seeds}: expected whole numbers, e.g. 0,1,2") from None
+        numbers = {-1}
+    if min(numbers) < 0 or not seeds.isascii():
+        raise ConfigError(f"--seeds {seeds}: expected whole numbers of at least 0, e.g. 0,1,2")
+    return sorted(numbers)
 
 
 def _chosen(study: Study, rows: str) -> Study:
@@ -142,16 +178,14 @@ def _chosen(study: Study, rows: str) -> Study:
 
 
 def _runnable(study: Study) -> Study:
-    """The study without peers that cannot run here. Raises ConfigError for an unknown peer, or if no row is left."""
+    """The study without peers that cannot run here. Raises ConfigError if no row is left."""
     from dataclasses import replace
 
     from ramen.peers import PEERS
 
     rows = []
     for row in study.rows:
-        if row.peer and row.peer not in PEERS:
-            raise ConfigError(f"study {study.name}: row {row.name!r}: peer: {nearest(row.peer, PEERS)}")
-        if row.peer and (obstacle := PEERS[row.peer].obstacle()):
+        if row.peer in PEERS and (obstacle := PEERS[row.peer].obstacle()):
             warn(f"{study.name}: row {row.name!r} is skipped: {obstacle}")
         else:
             rows.append(row)
@@ -278,7 +312,8 @@ def _write(
     write_text(out / f"{study.name}.json", json.dumps(whole, indent=1, sort_keys=True) + "\n")
     shown = {row.name: (done[row.name].mean, done[row.name].deviation) for row in study.rows}
     image = png(gains_figure(shown, {"P@1": "p_at_1", "PSP@5": "psp_at_5", "R@100": "r_at_100"}))
-    (out / f"{study.name}.png").write_bytes(image)
+    with replacing(out / f"{study.name}.png") as beside:
+        beside.write_bytes(image)
 
 
 def _table(text: io.StringIO, header: Sequence[str], lines: Iterable[Sequence[str]]) -> None:

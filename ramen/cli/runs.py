@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ramen.artifacts import read_json
 from ramen.cli import comparison, tables
 from ramen.cli.base import PATH, config_options, show_progress, something_said
 from ramen.errors import RamenError
+from ramen.stages import STAGES, preflight
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -50,10 +53,14 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
       ramen run --preset debian --set training.epochs=20 --no-base
       ramen run --preset xc --set data.path=DIR --out DIR2
     """
+    from pipelines.local import check_links
     from ramen.data import sources
 
     something_said()
     settings = resolve()
+    preflight(STAGES, dict(settings), (out / arm for arm in (BASE, OURS)))
+    for arm in (BASE, OURS) if with_base else (OURS,):
+        check_links(out, arm)
     show_progress()
     sources.fetch_if_missing(settings.data)
     base: Mapping[str, Path] | None = None
@@ -129,13 +136,13 @@ def _table(ours: Mapping[str, float], base: Mapping[str, float] | None) -> None:
 
 
 def _metrics(evaluation: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((evaluation / "metrics.json").read_text(encoding="utf-8"))
-    return found
+    found = read_json(evaluation / "metrics.json", dict[str, float | None])
+    return {key: math.nan if value is None else value for key, value in found.items()}
 
 
 def _published(retriever: Path) -> str:
     """What the receipt says about the registered version."""
-    entry = json.loads((retriever / "receipt.json").read_text(encoding="utf-8"))["registered"]
+    entry = read_json(retriever / "receipt.json", dict[str, Any])["registered"]
     if entry is None:
         return f"{retriever}, not registered (index.model is empty)"
     version = f"{entry['name']} version {entry['version']}"

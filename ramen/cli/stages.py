@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramen.artifacts import write_text
+from ramen.artifacts import check_writable, write_text
 from ramen.cli import tables
 from ramen.cli.base import PATH, config_options, show_progress
 from ramen.errors import ConfigError
@@ -41,6 +41,7 @@ def stage_command(stage: Stage) -> click.Command:
     def callback(resolve: Callable[..., Config], metrics: Path, **values: Any) -> None:
         from ramen.tracking import open_tracker
 
+        check_writable(metrics, "--metrics ")
         if metrics.is_dir():
             raise ConfigError(
                 f"--metrics {metrics}: is a folder; give a file in it, like {metrics / metrics_path(stage.name).name}"

@@ -12,8 +12,18 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import read_csr, read_texts, read_titles, write_csr, write_texts
+from ramen.artifacts import (
+    RERUN,
+    listed_files,
+    read_array,
+    read_csr,
+    read_texts,
+    read_titles,
+    write_csr,
+    write_texts,
+)
 from ramen.data.sparse import without
+from ramen.errors import ArtifactError
 
 PLACEHOLDER = "[EMPTY]"
 """Text of a document or label that has none, so that pooling has a token to pool."""
@@ -160,28 +170,51 @@ class Problem:
 
     @classmethod
     def read(cls, path: Path, anchors: bool = True) -> Problem:
-        """Read what `write` wrote, test edges of the anchors excepted, or all of the anchors."""
-        folders = [path / "anchors" / name for name in anchor_set_names(path)] if anchors else []
+        """Read what `write` wrote, test edges of the anchors excepted, or all of the anchors.
+
+        Raises:
+            ArtifactError: a file is missing or damaged, or does not fit the others.
+        """
         train, test, labels = (Texts.read(path / "texts" / f"{name}.parquet") for name in ("train", "test", "labels"))
+        documents, width = {"train": len(train), "test": len(test)}, len(labels)
+        matrices = {
+            f"{field}_{name}": read_csr(path / folder / f"{name}.npz", (rows, width))
+            for field, folder in (("y", "labels"), ("filter", "filters"))
+            for name, rows in documents.items()
+        }
+        own = path / OWN_LABELS_FILE
+        candidates = _read_optional(path / CANDIDATES_FILE)
+        if candidates is not None and (np.diff(candidates, prepend=-1, append=width) <= 0).any():
+            raise ArtifactError(f"{path / CANDIDATES_FILE}: not ascending numbers below {width:,}; {RERUN}")
         return cls(
             train,
             test,
             labels,
-            **{f"y_{name}": read_csr(path / "labels" / f"{name}.npz") for name in ("train", "test")},
-            **{f"filter_{name}": read_csr(path / "filters" / f"{name}.npz") for name in ("train", "test")},
+            **matrices,
             anchor_sets={
-                folder.name: AnchorSet(
-                    Texts.read(folder / "texts.parquet"),
-                    read_csr(folder / "train.npz"),
-                    read_csr(folder / "labels.npz"),
-                )
-                for folder in folders
+                name: _read_anchors(path / "anchors" / name, len(train), width)
+                for name in (anchor_set_names(path) if anchors else ())
             },
-            candidates=_read_optional(path / CANDIDATES_FILE),
-            groups=_read_optional(path / GROUPS_FILE),
-            own_labels=read_csr(path / OWN_LABELS_FILE) if (path / OWN_LABELS_FILE).is_file() else None,
-            test_groups=_read_optional(path / TEST_GROUPS_FILE),
+            candidates=candidates,
+            groups=_read_groups(path / GROUPS_FILE, len(train)),
+            own_labels=read_csr(own, (len(train), width)) if own.is_file() else None,
+            test_groups=_read_groups(path / TEST_GROUPS_FILE, len(test)),
         )
+
+
+def _read_anchors(folder: Path, documents: int, labels: int) -> AnchorSet:
+    """Read an anchor set without its test edges. Raises ArtifactError if a file is missing or does not fit."""
+    texts = Texts.read(folder / "texts.parquet")
+    sides = (read_csr(folder / f"{side}.npz", (rows, len(texts))) for side, rows in
+             (("train", documents), ("labels", labels)))  # fmt: skip
+    return AnchorSet(texts, *sides)
+
+
+def _read_groups(file: Path, items: int) -> NDArray[np.int64] | None:
+    groups = _read_optional(file, items)
+    if groups is not None and items and groups.min() < 0:
+        raise ArtifactError(f"{file}: a group is below 0; {RERUN}")
+    return groups
 
 
 def whole_groups(groups: NDArray[Any], order: Iterable[int], limit: int) -> NDArray[np.bool_]:
@@ -201,13 +234,18 @@ def whole_groups(groups: NDArray[Any], order: Iterable[int], limit: int) -> NDAr
     return np.asarray(taken[groups])
 
 
-def _read_optional(file: Path) -> NDArray[np.int64] | None:
-    return np.load(file) if file.is_file() else None
+def _read_optional(file: Path, items: int | None = None) -> NDArray[np.int64] | None:
+    """Whole numbers of an .npy file, one per item; None if there is no such file."""
+    return np.asarray(read_array(file, "iu", (items,)), np.int64) if file.exists() else None
 
 
 def anchor_set_names(path: Path) -> list[str]:
-    """Names of a dataset's anchor sets, in alphabetical order, without reading them."""
-    return sorted(folder.name for folder in (path / "anchors").glob("*") if folder.is_dir())
+    """Names of a dataset's anchor sets, in alphabetical order, without reading them.
+
+    Folders that the dataset's manifest does not list are no anchor sets.
+    """
+    parts = [name.split("/") for name in listed_files(path)]
+    return sorted(part[1] for part in parts if len(part) == 3 and part[0] == "anchors" and part[2] == "texts.parquet")
 
 
 def read_test_edges(path: Path, name: str) -> sp.csr_matrix | None:

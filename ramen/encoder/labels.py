@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
+from ramen.artifacts import RERUN, read_tensors
 from ramen.encoder.model import SentenceEncoder
+from ramen.errors import ArtifactError
 
 OFFSETS_FILE = "label_offsets.safetensors"
 CONTEXT_FILE = "label_context.safetensors"
@@ -44,7 +47,7 @@ def write_context(folder: Path, vectors: Vectors) -> None:
 def read_offsets(folder: Path) -> dict[str, NDArray[np.generic]] | None:
     """`table` and `row_of` of a model folder, None if it has no offsets."""
     path = folder / OFFSETS_FILE
-    return load_file(path) if path.is_file() else None
+    return read_tensors(path, ("table", "row_of")) if path.is_file() else None
 
 
 def has_more(folder: Path) -> bool:
@@ -58,7 +61,21 @@ def encode_labels(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) 
     offsets = read_offsets(folder)
     if offsets is None:
         return vectors
-    return _normalised(vectors + np.asarray(offsets["table"], np.float32)[np.asarray(offsets["row_of"])])
+    file, (labels, width) = folder / OFFSETS_FILE, vectors.shape
+    rows = _of_shape(file, "row_of", offsets["row_of"], (labels,), "iu")
+    table = _of_shape(file, "table", offsets["table"], (len(offsets["table"]), width))
+    if labels and not (rows.min() >= 0 and rows.max() < len(table)):
+        raise ArtifactError(f"{file}: row_of names rows outside of its table of {len(table):,}; {RERUN}")
+    return _normalised(vectors + np.asarray(table, np.float32)[rows])
+
+
+def _of_shape(file: Path, name: str, array: Any, shape: tuple[int, ...], kinds: str = "f") -> Any:
+    """An array of a model's file. Raises ArtifactError for another shape, or values that are no finite numbers."""
+    if array.shape != shape or array.dtype.kind not in kinds or not np.isfinite(array).all():
+        raise ArtifactError(
+            f"{file}: {name} is {array.dtype} of shape {array.shape}, expected finite numbers of shape {shape}; {RERUN}"
+        )
+    return array
 
 
 def fused_labels(folder: Path, vectors: Vectors) -> Vectors:
@@ -72,12 +89,14 @@ def fused_labels(folder: Path, vectors: Vectors) -> Vectors:
         float32 [L, D], of norm at most 1.
     """
     if (folder / CONTEXT_FILE).is_file():
-        vectors = with_context(vectors, load_file(folder / CONTEXT_FILE)["vectors"])
-    if not (folder / CLASSIFIER_FILE).is_file():
+        context = read_tensors(folder / CONTEXT_FILE, ("vectors",))["vectors"]
+        vectors = with_context(vectors, _of_shape(folder / CONTEXT_FILE, "vectors", context, vectors.shape))
+    if not (file := folder / CLASSIFIER_FILE).is_file():
         return vectors
-    found = load_file(folder / CLASSIFIER_FILE)
-    share = np.float32(found["share"][0])
-    return np.asarray((1 - share) * vectors + share * found["weight"], np.float32)
+    found = read_tensors(file, ("share", "weight"))
+    share = np.float32(_of_shape(file, "share", found["share"], (1,))[0])
+    weight = _of_shape(file, "weight", found["weight"], vectors.shape)
+    return np.asarray((1 - share) * vectors + share * weight, np.float32)
 
 
 def with_context(vectors: Vectors, context: Vectors) -> Vectors:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from ramen.artifacts import read_json
 from ramen.config import Encoder as Settings
+from ramen.encoder.checking import check_encoder, check_folder, check_loaded, refusal
 from ramen.encoder.cpu import quicken
 from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, quiet
 from ramen.errors import ArtifactError, RamenError
@@ -36,47 +37,61 @@ def load_encoder(
         max_length: in the place of the settings' and of a folder's own.
 
     Raises:
-        RamenError: the name is neither a folder nor reachable, needs modules beyond pooling and normalisation, or has
-            fewer positions than `max_length`.
+        RamenError: the name is neither a folder nor reachable, needs modules beyond pooling and normalisation, has
+            fewer positions than `max_length`, or does not pass the checks of `ramen.encoder.checking`.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(name)
     if max_length:
         settings = settings.model_copy(update={"max_length": max_length})
     if source == "tiny":
-        return _ready(_tiny(settings, _attention(device)), device)
+        return _ready(_tiny(settings, _attention(device)), device, source)
     if source == "minilm":
         source = str(_packaged_minilm())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers import AutoModel, AutoTokenizer
 
     quiet()
+    folder = Path(source)
+    if folder.is_dir() and source == str(name):
+        check_folder(folder)
     try:
-        transformer = AutoModel.from_pretrained(
-            source, dtype=torch.float32, attn_implementation=_attention(device), **_overrides(source, settings.dropout)
-        )
-        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        # else a prompt on the terminal, and weights that are unpickled
+        options = {"trust_remote_code": False}
+        transformer, report = AutoModel.from_pretrained(
+            source, dtype=torch.float32, attn_implementation=_attention(device), output_loading_info=True,
+            ignore_mismatched_sizes=True, use_safetensors=True, **options, **_overrides(source, settings.dropout),
+        )  # fmt: skip
+        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, **options)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's, in tokenizers
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RamenError(
             f"encoder {source!r}: cannot be loaded ({reason}); give a folder, a reachable Hugging Face name, "
             "or minilm, which is packaged"
         ) from None
-    pooling = settings.pooling if settings.pooling != "auto" else _pooling_of(source)
+    check_loaded(source, transformer, report["missing_keys"], report["mismatched_keys"])
+    width = int(transformer.config.hidden_size)
+    pooling = _pooling_of(source, width, settings.pooling)
     # of the packaged encoder the knob decides: its own limit (256) is not ours
-    if not max_length and source == str(name) and Path(source).is_dir():
-        kept = _read_json(Path(source) / SETTINGS_FILE).get("max_seq_length")
-        settings = settings.model_copy(update={"max_length": kept}) if kept else settings
-    return _ready(SentenceEncoder(transformer, tokenizer, pooling, settings), device)
+    if not max_length and source == str(name) and folder.is_dir() and (kept := _own_length(folder)):
+        settings = settings.model_copy(update={"max_length": kept})
+    encoder = _ready(SentenceEncoder(transformer, tokenizer, pooling, settings), device, str(name))
+    check_encoder(encoder, source)
+    return encoder
 
 
 def load_trained(folder: Path, settings: Settings) -> SentenceEncoder:
     """Load an artifact `model`: how it pools and what it reads is its own, whatever the knobs say; `precision` is not.
 
     Raises:
-        RamenError: as `load_encoder`.
+        ArtifactError: the model cannot be used, for the reasons of `load_encoder`.
     """
-    return load_encoder(folder, settings.model_copy(update={"name": str(folder), "pooling": "auto"}))
+    try:
+        return load_encoder(folder, settings.model_copy(update={"name": str(folder), "pooling": "auto"}))
+    except RamenError as error:
+        raise ArtifactError(str(error)) if type(error) is RamenError else error from None
 
 
 def _positions(transformer: torch.nn.Module) -> int:
@@ -87,12 +102,10 @@ def _positions(transformer: torch.nn.Module) -> int:
     return sys.maxsize
 
 
-def _ready(encoder: SentenceEncoder, device: str | torch.device) -> SentenceEncoder:
+def _ready(encoder: SentenceEncoder, device: str | torch.device, name: str) -> SentenceEncoder:
     asked, most = encoder.settings, _positions(encoder.transformer)
     if asked.max_length > most:
-        raise RamenError(
-            f"encoder {asked.name!r}: max_length = {asked.max_length}, but it reads {most} tokens; lower it"
-        )
+        raise RamenError(f"encoder {name!r}: max_length = {asked.max_length}, but it reads {most} tokens; lower it")
     encoder = encoder.to(device)
     if encoder.device.type == "cpu":
         encoder.random = quicken(encoder.transformer)
@@ -109,7 +122,7 @@ def _overrides(source: str, dropout: float) -> dict[str, Any]:
     """Loading arguments: no pooler (never used, so nothing idle is trained), and the dropout asked for."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(source)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     overrides: dict[str, Any] = {"add_pooling_layer": False} if config.model_type in {"bert", "roberta"} else {}
     if dropout >= 0:
         rates = [key for key, value in config.to_dict().items() if "dropout" in key and isinstance(value, float)]
@@ -158,25 +171,49 @@ def _tiny(settings: Settings, attention: str) -> SentenceEncoder:
     return SentenceEncoder(transformer, tokenizer, pooling, settings)
 
 
-def _pooling_of(source: str) -> Pooling:
-    """Pooling named by the model's sentence-transformers files; mean when it has none."""
-    modules = _optional_json(source, "modules.json")
-    for module in modules or []:
-        kind = module["type"].rsplit(".", 1)[-1]
+def _pooling_of(source: str, width: int, wanted: str) -> Pooling:
+    """Pooling that the knob asks for, or ("auto") named by the model's sentence-transformers files, else mean.
+
+    Args:
+        source: folder or Hugging Face name.
+        width: of the transformer's vectors.
+        wanted: value of `encoder.pooling`.
+    """
+    if wanted != "auto":
+        return cast(Pooling, wanted)
+    for module in _optional_json(source, "modules.json", list[dict[str, Any]]) or []:
+        kind = str(module.get("type")).rsplit(".", 1)[-1]
         if kind not in {"Transformer", "Pooling", "Normalize"}:
-            raise RamenError(
-                f"encoder {source!r}: has a {kind} module, which ramen does not train; use another encoder"
-            )
-    config = _optional_json(source, "1_Pooling/config.json") or {}
+            raise refusal(source, f"has a {kind} module, which ramen does not train", "use another encoder")
+    config = _optional_json(source, "1_Pooling/config.json", dict[str, Any]) or {}
+    if (named := config.get("word_embedding_dimension", width)) != width:
+        raise refusal(
+            source, f"1_Pooling/config.json: width {named}, but its transformer has {width}", "set encoder.pooling"
+        )
     mode = config.get("pooling_mode", "")
     if config.get("pooling_mode_cls_token") or mode == "cls":
         return "cls"
     if config and not (config.get("pooling_mode_mean_tokens") or mode == "mean"):
-        raise RamenError(f"encoder {source!r}: its pooling is neither mean nor cls; set encoder.pooling")
+        raise refusal(source, "its pooling is neither mean nor cls", "set encoder.pooling")
     return "mean"
 
 
-def _optional_json(source: str, name: str) -> Any:
+def _own_length(folder: Path) -> int | None:
+    """The `max_length` that a folder was saved with, None if it names none."""
+    file = folder / SETTINGS_FILE
+    kept = read_json(file, dict[str, Any]).get("max_seq_length") if file.is_file() else None
+    if kept is None:
+        return None
+    try:
+        return Settings(max_length=kept).max_length
+    except ValueError:
+        raise refusal(
+            folder, f"{file.name}: max_seq_length = {kept!r} is no length that ramen can use", "edit it"
+        ) from None
+
+
+def _optional_json(source: str, name: str, form: Any) -> Any:
+    """A JSON file of a folder or a Hugging Face model, None if there is none. Raises RamenError if it is damaged."""
     from transformers.utils.hub import cached_file
 
     if Path(source).is_dir():
@@ -185,8 +222,4 @@ def _optional_json(source: str, name: str) -> Any:
         path = cached_file(
             source, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
         )
-    return json.loads(Path(path).read_text(encoding="utf-8")) if path and Path(path).is_file() else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(Path(path), form, remedy="use another encoder") if path and Path(path).is_file() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from ramen import config
-from ramen.artifacts import Artifact
+from ramen.artifacts import Artifact, checked, read_json, reading
 from ramen.data.dataset import Problem
 from ramen.evaluation.metrics import PEER, Ints
 from ramen.evaluation.predictions import PREDICTIONS, Ranking
@@ -27,6 +26,17 @@ SHOWN = 5
 LONGEST = 200
 """Characters of a text in the report; full-text documents are cut."""
 Bins = dict[str, dict[str, float]]
+_RECORD: Mapping[str, Any] = {
+    "epoch": int,
+    "phase": str,
+    "round": int,
+    "loss": float | None,
+    "task_loss": float | None,
+    "val_p_at_1": float | None,
+    "edges_kept": dict[str, float],
+    "lambda": dict[str, float],
+}
+"""Keys of a record of the training history that the report shows; those that are missing leave gaps."""
 
 
 @dataclass(frozen=True)
@@ -115,26 +125,29 @@ def _facts(problem: Problem, scoring: config.Scoring, model: Artifact) -> list[t
 
 def base_metrics(base: Artifact) -> dict[str, float]:
     """The metrics of a base run, without those of the run's base and peers."""
-    metrics = json.loads((base.path / "metrics.json").read_text(encoding="utf-8"))
+    metrics = read_json(base.path / "metrics.json", dict[str, float])
     return {key: value for key, value in metrics.items() if not key.startswith(("base/", PEER, GAIN, GAIN_SE))}
 
 
 def _base_bins(base: Artifact, bins: Bins) -> Bins | None:
     """The base's table by quantile, None if its bins are not the same."""
-    with (base.path / "quantiles.csv").open(encoding="utf-8", newline="") as stream:
+    file = base.path / "quantiles.csv"
+    with reading(file), file.open(encoding="utf-8", newline="") as stream:
         rows = {row.pop("bin"): row for row in csv.DictReader(stream)}
-    table = {name: {key: float(value) for key, value in row.items() if value} for name, row in rows.items()}
-    same = {name: row["labels"] for name, row in table.items()} == {name: row["labels"] for name, row in bins.items()}
+        table = {name: {key: float(value) for key, value in row.items() if value} for name, row in rows.items()}
+        labels = {name: row["labels"] for name, row in table.items()}
+    same = labels == {name: row["labels"] for name, row in bins.items()}
     return table if same else None
 
 
 def _history(model: Path) -> list[dict[str, Any]]:
-    """Training history of the model; empty if it carries none that can be read (a foreign model)."""
-    try:
-        history = json.loads((model / "history.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [record for record in history if isinstance(record, dict)] if isinstance(history, list) else []
+    """Training history of the model; empty if it carries none (a foreign model). Raises ArtifactError if damaged."""
+    file = model / "history.json"
+    history: list[dict[str, Any]] = read_json(file, list[dict[str, Any]]) if file.exists() else []
+    for number, record in enumerate(history):
+        for key in _RECORD.keys() & record.keys():
+            checked(record[key], _RECORD[key], f"{file}: {number}: {key}")
+    return history
 
 
 def _graph_facts(path: Path) -> list[GraphFacts]:
@@ -185,12 +198,12 @@ def _clip(text: str) -> str:
 
 def _base_predictions(base: Artifact, uids: list[str]) -> dict[str, list[int]]:
     """First labels of the base for some documents; the same dataset numbers labels the same."""
-    table = pq.read_table(
-        base.path / PREDICTIONS,
-        columns=["document", "label_index"],
-        filters=[("document", "in", uids), ("rank", "<=", SHOWN)],
-    )
+    file = base.path / PREDICTIONS
     found: dict[str, list[int]] = {}
-    for uid, label in zip(table["document"].to_pylist(), table["label_index"].to_pylist(), strict=True):
-        found.setdefault(uid, []).append(label)
+    with reading(file):
+        table = pq.read_table(
+            file, columns=["document", "label_index"], filters=[("document", "in", uids), ("rank", "<=", SHOWN)]
+        )
+        for uid, label in zip(table["document"].to_pylist(), table["label_index"].to_pylist(), strict=True):
+            found.setdefault(uid, []).append(label)
     return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import FiniteFloat
 
+from ramen.artifacts import checked, read_json
 from ramen.data.dataset import Problem
 from ramen.evaluation.metrics import Ints, by_document, document_weights, inverse_propensity
 from ramen.evaluation.predictions import PREDICTIONS, read_labels
@@ -46,5 +47,16 @@ def from_evaluation(problem: Problem, evaluation: Path, predictions: str = PREDI
         evaluation: folder of the artifact.
         predictions: name of the file of rankings.
     """
-    propensity = json.loads((evaluation / "propensity.json").read_text(encoding="utf-8"))
-    return from_ranking(problem, read_labels(evaluation / predictions, problem), propensity["a"], propensity["b"])
+    a, b = read_propensity(evaluation)
+    return from_ranking(problem, read_labels(evaluation / predictions, problem), a, b)
+
+
+def read_propensity(evaluation: Path) -> tuple[float, float]:
+    """Read the parameters (a, b) of an evaluation's propensity.
+
+    Raises:
+        ArtifactError: `propensity.json` is missing or damaged.
+    """
+    file = evaluation / "propensity.json"
+    found = read_json(file, dict[str, Any])
+    return checked(found.get("a"), FiniteFloat, f"{file}: a"), checked(found.get("b"), FiniteFloat, f"{file}: b")

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ramen.artifacts import reading
 from ramen.data.dataset import Problem
 from ramen.evaluation.metrics import DEPTH, Ints
 
@@ -54,13 +55,24 @@ def write_predictions(path: Path, problem: Problem, ranking: Ranking, chunk: int
 
 
 def read_labels(path: Path, problem: Problem) -> Ints:
-    """Labels of each test document by rank, int64 [N', 100], padded with L: `Ranking.indices` as it was written."""
-    table = pq.read_table(path, columns=["document", "rank", "label_index"], read_dictionary=["document"])
+    """Labels of each test document by rank, int64 [N', 100], padded with L: `Ranking.indices` as it was written.
+
+    Raises:
+        ArtifactError: the file is missing or damaged, or names documents, ranks or labels that are not there.
+    """
     place = {uid: number for number, uid in enumerate(problem.test.uids)}
-    indices = np.full((len(place), DEPTH), problem.shape[2], np.int64)
-    chunks = table["document"].chunks  # a document's name stands once for its hundred rows
-    numbers = [np.array([place[uid] for uid in chunk.dictionary.to_pylist()], np.int64) for chunk in chunks]
-    found = [number[chunk.indices.to_numpy()] for number, chunk in zip(numbers, chunks, strict=True)]
-    rows = np.concatenate(found) if found else np.zeros(0, np.int64)
-    indices[rows, table["rank"].to_numpy() - 1] = table["label_index"].to_numpy()
+    num_labels = problem.shape[2]
+    indices = np.full((len(place), DEPTH), num_labels, np.int64)
+    with reading(path):
+        table = pq.read_table(path, columns=["document", "rank", "label_index"], read_dictionary=["document"])
+        chunks = table["document"].chunks  # a document's name stands once for its hundred rows
+        numbers = [np.array([place[uid] for uid in chunk.dictionary.to_pylist()], np.int64) for chunk in chunks]
+        found = [number[chunk.indices.to_numpy()] for number, chunk in zip(numbers, chunks, strict=True)]
+        rows = np.concatenate(found) if found else np.zeros(0, np.int64)
+        ranks, labels = table["rank"].to_numpy(), table["label_index"].to_numpy()
+        if len(rows) and not (1 <= ranks.min() <= ranks.max() <= DEPTH and 0 <= labels.min() <= labels.max()):
+            raise ValueError(f"expected ranks from 1 to {DEPTH}, and labels of at least 0")
+        if len(rows) and labels.max() >= num_labels:
+            raise ValueError(f"a label is not below {num_labels:,}")
+        indices[rows, ranks - 1] = labels
     return indices

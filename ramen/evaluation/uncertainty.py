@@ -27,6 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ramen.artifacts import checked, reading
+
 Floats = NDArray[np.float64]
 
 PER_DOCUMENT = "per_document.parquet"
@@ -118,18 +120,20 @@ class PerDocument:
 
     @classmethod
     def read(cls, path: Path) -> PerDocument:
-        """Read what `write` wrote."""
-        table = pq.read_table(path)
-        uids = table["uid"].to_pylist()
-        groups = table["group"].to_numpy() if "group" in table.column_names else None
-        numbers = {
-            name: table[name].to_numpy().astype(np.float64)
-            for name in table.column_names
-            if name not in ("uid", "group")
-        }
+        """Read what `write` wrote. Raises ArtifactError if it is missing or damaged."""
+        with reading(path):
+            table = pq.read_table(path)
+            uids = [str(uid) for uid in table["uid"].to_pylist()]
+            groups = table["group"].to_numpy() if "group" in table.column_names else None
+            numbers = {
+                name: table[name].to_numpy().astype(np.float64)
+                for name in table.column_names
+                if name not in ("uid", "group")
+            }
+            notes = checked(json.loads((table.schema.metadata or {}).get(_NOTES, b"{}")), dict[str, Any], str(path))
         values = {key: column for key, column in numbers.items() if not key.startswith(_WEIGHT)}
         weights = {key.removeprefix(_WEIGHT): column for key, column in numbers.items() if key.startswith(_WEIGHT)}
-        return cls(uids, values, weights, groups, json.loads((table.schema.metadata or {}).get(_NOTES, b"{}")))
+        return cls(uids, values, weights, groups, notes)
 
 
 def gains(ours: PerDocument, base: PerDocument) -> dict[str, Gain]:

@@ -10,7 +10,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from ramen.artifacts import RERUN, edges_of, listed_files, read_arrays
 from ramen.config import Sampling
+from ramen.errors import ArtifactError
 
 SIDES = ("train", "labels")
 """The two sides of an anchor set: training documents (G_XA) and labels (G_ZA)."""
@@ -71,10 +73,14 @@ class Graph:
 
     @classmethod
     def read(cls, path: Path) -> Graph:
-        """Read what `write` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            rows, anchors = (int(n) for n in file["shape"])
-            return cls(file["indptr"], file["indices"], file["weight"], file["original"], (rows, anchors))
+        """Read what `write` wrote. Raises ArtifactError if it is missing, damaged, or no graph."""
+        found = read_arrays(path, ("indptr", "indices", "weight", "original", "shape"))
+        shape = edges_of(path, found, "weight")
+        if found["original"].dtype != bool or found["original"].shape != found["indices"].shape:
+            raise ArtifactError(f"{path}: original is not a list of {len(found['indices']):,} booleans; {RERUN}")
+        if (found["weight"] <= 0).any():
+            raise ArtifactError(f"{path}: a weight is not above 0; {RERUN}")
+        return cls(found["indptr"], found["indices"], found["weight"], found["original"], shape)
 
 
 def neighbour_means(edges: sp.csr_matrix, vectors: NDArray[np.float32], prior: float = 0.0) -> NDArray[np.float32]:
@@ -116,6 +122,21 @@ def write_graphs(path: Path, graphs: Graphs) -> None:
 
 
 def read_graphs(path: Path) -> dict[str, dict[str, Graph]]:
-    """Read all graphs under `path`, anchor sets in alphabetical order."""
-    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-    return {folder.name: {side: Graph.read(folder / f"{side}.npz") for side in SIDES} for folder in folders}
+    """Read all graphs under `path`, anchor sets in alphabetical order; folders that ramen did not write are ignored.
+
+    Raises:
+        ArtifactError: a graph is missing or damaged, or the sides of a set have different numbers of anchors.
+    """
+    sides = {f"{side}.npz" for side in SIDES}
+    parts = [name.split("/") for name in listed_files(path)]
+    graphs = {
+        name: {side: Graph.read(path / name / f"{side}.npz") for side in SIDES}
+        for name in sorted({name for name, *file in parts if len(file) == 1 and file[0] in sides})
+    }
+    for name, (train, labels) in ((name, (both[side] for side in SIDES)) for name, both in graphs.items()):
+        if train.shape[1] != labels.shape[1]:
+            raise ArtifactError(
+                f"{path / name}: its sides have {train.shape[1]:,} and {labels.shape[1]:,} anchors, expected as many; "
+                f"{RERUN}"
+            )
+    return graphs

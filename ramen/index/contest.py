@@ -8,7 +8,6 @@ that is what it would serve today. Its vectors are searched exactly, as the cand
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from ramen.config import Scoring
 from ramen.data.dataset import Problem
 from ramen.evaluation.metrics import DEPTH, apply_filter, inverse_propensity
+from ramen.evaluation.per_document import read_propensity
 from ramen.evaluation.predictions import PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import overall_and_thirds
 from ramen.index.build import held_vectors
@@ -63,8 +63,7 @@ def contest_on(dataset: Path, evaluation: Path) -> Ask:
         problem = Problem.read(dataset, anchors=False)
         rows = np.array(evenly(range(len(problem.test)), DOCUMENTS), np.int64)
         y, frequency = problem.y_test[rows], np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
-        propensity = json.loads((evaluation / "propensity.json").read_text(encoding="utf-8"))
-        inv_p = inverse_propensity(problem.y_train, propensity["a"], propensity["b"])
+        inv_p = inverse_propensity(problem.y_train, *read_propensity(evaluation))
 
         def measured(indices: NDArray[np.int64]) -> dict[str, float]:
             return overall_and_thirds(indices, y, inv_p, frequency)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from ramen.artifacts import is_inside, reading
 from ramen.errors import RamenError, reason
 from ramen.index.retriever import Retriever
 from ramen.tracking import require_store
@@ -103,8 +104,19 @@ def version_folders(name: str, number: int) -> Iterator[tuple[Path, Path]]:
                     f"models:/{name}/{number}", dst_path=None if local else scratch, tracking_uri=tracking_uri()
                 )
             )
-            places = mlflow.models.Model.load(str(folder)).flavors["python_function"]["artifacts"]
-        yield folder / places["encoder"]["path"], (folder / places["index"]["path"]).parent
+        yield _places(folder)
+
+
+def _places(folder: Path) -> tuple[Path, Path]:
+    """The encoder's and the index's folder of a logged model. Raises ArtifactError if its `MLmodel` is damaged."""
+    import mlflow
+
+    with reading(folder / "MLmodel", "run `ramen publish-index` again"):
+        places = mlflow.models.Model.load(str(folder)).flavors["python_function"]["artifacts"]
+        names = [str(places[name]["path"]) for name in ("encoder", "index")]
+        if not all(map(is_inside, names)):
+            raise ValueError("a path leaves the model's folder")
+    return folder / names[0], (folder / names[1]).parent
 
 
 @dataclass(frozen=True)

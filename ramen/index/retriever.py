@@ -16,7 +16,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.artifacts import read_texts, sha256, write_text, write_texts
+from ramen.artifacts import (
+    checked,
+    is_inside,
+    manifest_forms,
+    read_json,
+    read_texts,
+    sha256,
+    shown,
+    write_text,
+    write_texts,
+)
 from ramen.config import Encoder as EncoderSettings
 from ramen.errors import ArtifactError, RamenError
 from ramen.index.build import read_index, write_index
@@ -84,7 +94,7 @@ class Retriever:
         from ramen.encoder.loading import load_trained
 
         encoder = load_trained(encoder_dir, EncoderSettings())
-        identity = facts["index"].get("identity", "")
+        identity = str(facts["index"].get("identity", ""))
         return cls(encoder, read_index(index_dir / INDEX_FILE), *read_texts(index_dir / LABELS_FILE), identity)
 
     def query(
@@ -164,16 +174,20 @@ def write_retriever(
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """Read `retriever.json`. Raises ArtifactError when it is missing, broken or of another format."""
-    path = folder / FACTS_FILE
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: missing: not a retriever; run `ramen publish-index`") from None
-    except ValueError:
-        raise ArtifactError(f"{path}: not valid JSON; run `ramen publish-index` again") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else None
-        raise ArtifactError(f"{path}: format {found}, this version reads {FORMAT}; run `ramen publish-index` again")
+    path, again = folder / FACTS_FILE, "run `ramen publish-index` again"
+    if not path.exists():
+        raise ArtifactError(f"{path}: missing: not a retriever; run `ramen publish-index`")
+    facts: dict[str, Any] = read_json(path, dict[str, Any], remedy=again)
+    if facts.get("format") != FORMAT:
+        raise ArtifactError(f"{path}: format {shown(facts.get('format'))}, this version reads {FORMAT}; {again}")
+    files = manifest_forms()["files"]
+    for key, form in {"index": dict[str, Any], "files": files, "encoder": files}.items():
+        checked(facts.get(key), form, f"{path}: {key}", again)
+    for name in (*facts["files"], *facts["encoder"]):
+        if not is_inside(name):
+            raise ArtifactError(f"{path}: {shown(name)} is not a path inside the retriever; {again}")
+    if lost := {INDEX_FILE, LABELS_FILE} - set(facts["files"]):
+        raise ArtifactError(f"{path}: files: does not list {sorted(lost)[0]}; {again}")
     return facts
 
 

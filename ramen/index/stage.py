@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramen import config
-from ramen.artifacts import Artifact, Draft, write_text
+from ramen.artifacts import Artifact, Draft, read_json, write_text
 from ramen.data.dataset import Texts
 from ramen.errors import ConfigError, RamenError, nearest
 from ramen.index.build import ann_recall, build_index, tune
@@ -17,7 +17,7 @@ from ramen.index.measuring import evenly, facts_of, folder_bytes, latencies, ver
 from ramen.index.publishing import CONTENTS_TAG, contents, publish, publish_again
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
 from ramen.retrieval import search
-from ramen.tracking import Tracker
+from ramen.tracking import UNTRACKED, Tracker
 
 RECALL_SAMPLE = 10_000
 SMOKE_SAMPLE = 3
@@ -43,10 +43,7 @@ def publish_index(
         RamenError: registration is asked for but tracking is off, or it failed; the alias is where it was.
     """
     if index.model and track.run_id is None:
-        raise RamenError(
-            "publish-index registers in MLflow, but tracking is off: unset RAMEN_TRACKING, or set index.model to "
-            "'' to write the retriever without registering it"
-        )
+        raise RamenError(UNTRACKED)
     evaluated = _evaluated(evaluation, index) if index.model else {}
     from ramen.encoder.labels import LABEL_FILES, encode_labels, fused_labels
     from ramen.encoder.loading import load_trained
@@ -126,7 +123,7 @@ def _evaluated(evaluation: Artifact, index: config.Index) -> dict[str, str]:
     Raises:
         ConfigError: the gate compares what was not measured.
     """
-    measured = json.loads((evaluation.path / "metrics.json").read_text(encoding="utf-8"))
+    measured = read_json(evaluation.path / "metrics.json", dict[str, float | None])
     for metric in index.gate:
         if metric not in measured:
             raise ConfigError(f"index.gate: {metric}: not in {evaluation.path}; {nearest(metric, measured)}")

@@ -8,6 +8,7 @@ from ramen.tracking.journal import environment_defaults
 from ramen.tracking.protocol import NullTracker, Tracker
 from ramen.tracking.runs import (
     SWITCH_ENV,
+    UNTRACKED,
     PipelineRun,
     flat_params,
     list_pipeline_runs,
@@ -22,6 +23,7 @@ from ramen.tracking.runs import (
 
 __all__ = [
     "SWITCH_ENV",
+    "UNTRACKED",
     "Evaluated",
     "NullTracker",
     "PipelineRun",

@@ -25,8 +25,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ramen.artifacts import write_json
-from ramen.errors import reason, warn
+from ramen.artifacts import checked, is_inside, read_json, reading, write_json
+from ramen.errors import ArtifactError, reason, warn
 
 SPOOL_ENV = "RAMEN_SPOOL"
 """Folder of the journals; by default .ramen/tracking in the working directory. In a pod: a volume that outlives it."""
@@ -41,6 +41,8 @@ MISTAKES = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST",
 MAY_PASS = {401, 403, 404, 408, 425, 429}
 """HTTP answers below 500 that a later attempt may not get again: the others say that the write itself is at fault."""
 
+NOTHING = ""
+"""Name of a write that is damaged."""
 WRITES, SENT, LOCK, FILES = "writes.jsonl", "sent.json", "lock", "files"
 
 
@@ -71,12 +73,27 @@ class Journal:
         except OSError:
             journal._lock.close()
             return None
-        journal._kept = len(_lines(folder / WRITES))
-        if (folder / SENT).is_file():
-            progress = json.loads((folder / SENT).read_text(encoding="utf-8"))
-            journal._sent, journal._ids = progress["sent"], progress["ids"]
-            journal._later = progress.get("later", [])
+        try:
+            journal._kept = len(_lines(folder / WRITES))
+            if (folder / SENT).exists():
+                progress = read_json(folder / SENT, dict[str, Any], remedy=f"to drop what it holds: rm -r {folder}")
+                journal._restore(progress)
+        except ArtifactError:
+            journal.release()
+            raise
         return journal
+
+    def _restore(self, progress: Mapping[str, Any]) -> None:
+        """Continue from a `sent.json`. Raises ArtifactError unless it fits the journal."""
+        assert self._folder is not None
+        forms = {"sent": int, "ids": dict[str, str], "later": list[int]}
+        where, remedy = self._folder / SENT, f"to drop what it holds: rm -r {self._folder}"
+        self._sent, self._ids, self._later = (
+            checked(progress.get(key, [] if key == "later" else None), form, f"{where}: {key}", remedy)
+            for key, form in forms.items()
+        )
+        if not all(0 <= number <= self._kept for number in (self._sent, *self._later)) or self._kept in self._later:
+            raise ArtifactError(f"{where}: counts writes that {WRITES} does not hold; {remedy}")
 
     @property
     def pending(self) -> int:
@@ -121,7 +138,7 @@ class Journal:
         files_wait = False
         with environment_defaults(IMPATIENCE):
             for number in (*self._later, *range(self._sent, len(rows))):
-                row = json.loads(rows[number])
+                row = self._row(rows[number], number + 1)
                 taken = not (files_wait and "file" in row)
                 try:
                     if taken:
@@ -141,6 +158,26 @@ class Journal:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder, self._kept, self._sent = None, 0, 0
         return True
+
+    def _row(self, line: str, number: int) -> dict[str, Any]:
+        """A write as `_keep` wrote it; one that is damaged is dropped with a warning, and does nothing."""
+        assert self._folder is not None
+        where = f"{self._folder / WRITES}:{number}"
+        try:
+            with reading(self._folder / WRITES):
+                row = checked(json.loads(line), dict[str, Any], where)
+            known = row.get("write") == "create_run" or row.get("write") in _WRITES
+            forms: dict[str, Any] = {"write": str, "run": str}
+            if "file" in row:
+                forms["file"] = str
+            for key, form in forms.items():
+                checked(row.get(key), form, f"{where}: {key}")
+            if known and ("file" not in row or is_inside(row["file"])):
+                return dict(row)
+        except ArtifactError:
+            pass
+        warn(f"{where}: damaged: this write is dropped")
+        return {"write": NOTHING, "run": ""}
 
     def _passed(self, number: int, taken: bool) -> None:
         """Note that a row is done, or is to be tried once more at the next attempt."""
@@ -197,6 +234,8 @@ class Journal:
 
     def _carry_out(self, row: dict[str, Any]) -> None:
         assert self._folder is not None
+        if row["write"] == NOTHING:
+            return
         if row["write"] == "create_run":
             self._ids[row["run"]] = self._create(row["experiment"], row["name"], row["tags"], row["time"])
             return
@@ -267,7 +306,10 @@ def kept(folder: Path) -> list[Path]:
 
 def _lines(path: Path) -> list[str]:
     """Whole lines; a last one that a kill cut off is no write."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = ""
+    if path.exists():
+        with reading(path, f"to drop what it holds: rm -r {path.parent}"):
+            text = path.read_bytes().decode("utf-8", errors="replace")
     return text.split("\n")[:-1]
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ramen.errors import Interrupted, RamenError, reason
+from ramen.errors import ArtifactError, Interrupted, RamenError, reason, warn
 from ramen.processes import rank
 from ramen.provenance import dvc_project, pipeline_key, provenance
 from ramen.tracking.journal import SPOOL_ENV, Journal, environment_defaults, kept, spool
@@ -40,6 +40,10 @@ from ramen.tracking.protocol import NullTracker, Tracker
 EXPERIMENT = "ramen"
 PARENT_ENV = "RAMEN_PARENT_RUN"
 SWITCH_ENV = "RAMEN_TRACKING"
+UNTRACKED = (
+    f"publish-index registers in MLflow, but tracking is off: unset {SWITCH_ENV}, or set index.model to '' to write "
+    "the retriever without registering it"
+)
 PIPELINE_TAG = "ramen.pipeline"
 KEY_TAG = "ramen.pipeline_key"
 ERROR_TAG = "ramen.error"
@@ -144,7 +148,12 @@ def push_kept(folder: Path | None = None) -> tuple[int, int]:
     client = Store.connect().client
     sent = left = 0
     for place in found:
-        journal = Journal.reopen(client, place)
+        try:
+            journal = Journal.reopen(client, place)
+        except ArtifactError as error:  # the other journals are sent
+            warn(error)
+            left += 1
+            continue
         if journal is None:
             print(f"{place}: its run is under way and sends it itself", file=sys.stderr)
             continue

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -20,15 +21,27 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ramen.artifacts import failed_io, flush, sha256, write_text
+from ramen.artifacts import (
+    checked,
+    failed_io,
+    flush,
+    read_arrays,
+    read_json,
+    reading,
+    sha256,
+    write_text,
+)
 from ramen.errors import ArtifactError, warn
-from ramen.work import TASK_FILE, differences
+from ramen.work import TASK_FILE, differences, read_task
 
 KEEP = 2
 """Checkpoints kept; the older one guards against a damaged newest."""
 
 STATE_FILE = "training_state.safetensors"
 SUMS_FILE = "sums.json"
+FILES = ("arrays.npz", "optimizer.safetensors", "position.json", "weights.safetensors", TASK_FILE)
+"""Files of a checkpoint, each with its sha256 in `SUMS_FILE`."""
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -92,7 +105,8 @@ def save_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
 
 def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Read what `save_state` wrote."""
-    load_optimizer_tensors(model, optimizer, load_file(path / STATE_FILE))
+    with reading(path / STATE_FILE):
+        load_optimizer_tensors(model, optimizer, load_file(path / STATE_FILE))
 
 
 class Checkpoints:
@@ -160,28 +174,33 @@ class Checkpoints:
         Raises:
             ArtifactError: all are damaged, or it belongs to another task or another encoder.
         """
-        folders = self._all()
+        folders, newest = self._all(), ""
         for folder in reversed(folders):
-            if damage := damaged(folder):
+            if not (damage := damaged(folder)):
+                self._check_task(folder)
+                try:
+                    position, weights, moments, arrays = _read(folder)
+                except ArtifactError as error:
+                    damage = str(error)
+            if damage:
                 warn(f"{damage}; the checkpoint before it is tried")
+                newest = newest or damage
                 continue
-            self._check_task(folder)
             try:
-                model.load_state_dict(load_file(folder / "weights.safetensors"))
+                model.load_state_dict(weights)
             except RuntimeError:
                 raise ArtifactError(
                     f"{folder}: holds weights of another encoder; start afresh: rm -r {self.folder}"
                 ) from None
-            load_optimizer_tensors(model, optimizer, load_file(folder / "optimizer.safetensors"))
-            position = Position(**json.loads((folder / "position.json").read_text(encoding="utf-8")))
-            with np.load(folder / "arrays.npz", allow_pickle=False) as file:
-                return position, {name: file[name] for name in file.files}
+            with reading(folder / "optimizer.safetensors", f"start afresh: rm -r {self.folder}"):
+                load_optimizer_tensors(model, optimizer, moments)
+            return position, arrays
         if folders:
-            raise ArtifactError(f"{damaged(folders[-1])}, nor is there an older one; start afresh: rm -r {self.folder}")
+            raise ArtifactError(f"{newest}, nor is there an older one; start afresh: rm -r {self.folder}")
         return None
 
     def _check_task(self, folder: Path) -> None:
-        theirs = json.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
+        theirs = read_task(folder / TASK_FILE)
         if self.task and (found := differences(theirs, self.task)):
             raise ArtifactError(
                 f"{folder}: a checkpoint of another run: {'; '.join(found)}; start afresh: rm -r {self.folder}"
@@ -190,18 +209,39 @@ class Checkpoints:
     def _all(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return sorted(folder for folder in self.folder.iterdir() if folder.is_dir() and folder.name[0] != ".")
+        return sorted(
+            folder
+            for folder in self.folder.iterdir()
+            if re.fullmatch(r"\d{9,}-\d{3,}", folder.name) and folder.is_dir()
+        )
+
+
+def _read(folder: Path) -> tuple[Position, Tensors, Tensors, dict[str, NDArray[Any]]]:
+    """Read an undamaged checkpoint: position, weights, optimiser state, arrays. Raises ArtifactError."""
+    file = folder / "position.json"
+    values = read_json(file, dict[str, Any])
+    with reading(file):
+        position = Position(**values)
+    for key, form in get_type_hints(Position).items():
+        checked(getattr(position, key), form, f"{file}: {key}")
+    tensors = []
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        with reading(folder / name):
+            tensors.append(load_file(folder / name))
+    return position, *tensors, read_arrays(folder / "arrays.npz")
 
 
 def damaged(folder: Path) -> str:
     """What is wrong with a checkpoint's files, in a phrase; empty if nothing is."""
     try:
-        sums = json.loads((folder / SUMS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        sums = read_json(folder / SUMS_FILE, dict[str, str])
+    except ArtifactError:
         return f"{folder}: has no readable {SUMS_FILE}"
-    for name, value in sums.items():
+    if lost := sorted(set(FILES) - set(sums)):
+        return f"{folder / SUMS_FILE}: has no checksum of {lost[0]}"
+    for name in FILES:
         if not (folder / name).is_file():
             return f"{folder / name}: is missing"
-        if sha256(folder / name) != value:
+        if sha256(folder / name) != sums[name]:
             return f"{folder / name}: differs from its checksum"
     return ""

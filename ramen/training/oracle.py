@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import Artifact, Draft
+from ramen.artifacts import Artifact, Draft, read_array
 from ramen.base.sampling import keyed_rng
 from ramen.config import Sampling
 from ramen.data.dataset import Problem, Texts
@@ -43,7 +43,7 @@ def write_oracle(folder: Path, oracle: Oracle) -> None:
 
 def read_oracle(folder: Path) -> Oracle:
     """Open what `write_oracle` wrote; rows come from the disk as steps ask for them."""
-    return Oracle(**{name: np.load(folder / file, mmap_mode="r") for name, file in FILES.items()})
+    return Oracle(**{name: read_array(folder / file, "f", (None, None), mapped=True) for name, file in FILES.items()})
 
 
 def train_oracle(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ramen import config
-from ramen.artifacts import Artifact, Draft, write_json
+from ramen.artifacts import Artifact, Draft, read_arrays, read_json, reading, write_json
 from ramen.base import make_base
 from ramen.base.protocol import BaseAlgorithm
 from ramen.base.protocol import Problem as BaseProblem
@@ -29,7 +29,7 @@ from ramen.config import Base, Encoder, Objective, Section, Training
 from ramen.data.dataset import Problem, whole_groups
 from ramen.data.filters import heldout_filter
 from ramen.data.sparse import without
-from ramen.encoder.labels import read_offsets, write_offsets
+from ramen.encoder.labels import OFFSETS_FILE, read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
@@ -401,17 +401,20 @@ class Session:
         """Go on where a finished warm-up ended: optimiser, counters, history."""
         load_state(model.path, self.trained, self.trainer.optimizer)
         base, offsets = self.trainer.base, read_offsets(model.path)
-        with np.load(model.path / BASE_FILE, allow_pickle=False) as file:
-            base.restore({name: file[name] for name in file.files})
+        with reading(model.path / BASE_FILE):
+            base.restore(read_arrays(model.path / BASE_FILE))
         if base.module is not None and offsets is not None:
-            base.module.load_state_dict({name: torch.from_numpy(array) for name, array in offsets.items()})
-        position = self.trainer.position
-        position.history = json.loads((model.path / HISTORY_FILE).read_text(encoding="utf-8"))
+            with reading(model.path / OFFSETS_FILE):
+                base.module.load_state_dict({name: torch.from_numpy(array) for name, array in offsets.items()})
+        position, history = self.trainer.position, model.path / HISTORY_FILE
+        position.history = read_json(history, list[dict[str, Any]])
         position.epoch = len(position.history)
-        position.bandit = json.loads((model.path / BANDIT_FILE).read_text(encoding="utf-8"))
-        self.trainer.restore_tuner()
-        position.global_step = position.history[-1]["step"]
-        self.clock.before += position.history[-1].get("seconds", 0.0)
+        position.bandit = read_json(model.path / BANDIT_FILE, dict[str, Any])
+        with reading(model.path / BANDIT_FILE):
+            self.trainer.restore_tuner()
+        with reading(history):
+            position.global_step = operator.index(position.history[-1]["step"])
+            self.clock.before += float(position.history[-1].get("seconds", 0.0))
 
     def resume(self, restore: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Restore the newest checkpoint of an interrupted attempt, if there is one."""

@@ -89,8 +89,8 @@ def test_refusal(arguments: str, line: str, code: int) -> None:
             "error: file: a file, where data.source = xc reads a folder; set data.path",
             3,
         ),
-        ("config -o file/x.yaml", "error: file: File exists", 1),
-        ("run --preset demo --out file/x", "error: ", 1),
+        ("config -o file/x.yaml", "error: file: is a file, expected a directory", 1),
+        ("run --preset demo --out file/x", "error: file/x/base: cannot be written", 4),
     ],
 )
 def test_a_file_in_the_place_of_a_folder(arguments: str, line: str, code: int, tiny_source: Path) -> None:

@@ -166,10 +166,16 @@ def test_figures_and_report(inputs: dict[str, Path], tmp_path: Path) -> None:
     assert "A = 0.55, B = 1.5, N = 60" in html
 
 
-@pytest.mark.parametrize("history", [None, {"not": "a list"}, [{"phase": "warmup"}]])
+@pytest.mark.parametrize("history", [None, [{"phase": "warmup"}]])
 def test_a_model_without_usable_history_is_evaluated(tiny_problem: Problem, tmp_path: Path, history: Any) -> None:
     run(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
     assert [file.stem for file in (tmp_path / "evaluation/figures").glob("*.png")] == ["quantiles"]
+
+
+@pytest.mark.parametrize("history", [{"not": "a list"}, [3], [{"loss": "much"}], [{"lambda": [1]}]])
+def test_damaged_history_is_named(tiny_problem: Problem, tmp_path: Path, history: Any) -> None:
+    with pytest.raises(ArtifactError, match="model/history.json: .*; run the stage that wrote it again"):
+        run(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
 
 
 def test_base_is_set_beside(inputs: dict[str, Path], tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Checks of what a stage will need, made before anything trains: each takes the validated sections.
+
+The stage table names the checks of each stage. `ramen.stages.preflight` runs them: for all stages before `ramen run`
+and `ramen ablate` begin, and for a single stage, from any front, before it opens its inputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ramen import config
+from ramen.artifacts import Artifact, open_artifact
+from ramen.encoder.checking import check_folder, refusal
+from ramen.errors import ArtifactError, ConfigError, RamenError, nearest
+from ramen.evaluation.metrics import REPORTED
+from ramen.evaluation.per_document import read_propensity
+from ramen.evaluation.quantiles import LABEL_DEPTHS
+from ramen.index.registry import connect, plain_errors
+from ramen.retrieval import load_faiss
+from ramen.tracking import UNTRACKED, tracking_is_off
+from ramen.tracking.runs import Store
+
+Sections = Mapping[str, Any]
+"""Section name -> validated section, at least those of the stage."""
+
+
+def check_faiss(sections: Sections) -> None:
+    """Raise MissingExtra when faiss is not installed."""
+    load_faiss()
+
+
+def check_encoder(sections: Sections) -> None:
+    """Check the files of an encoder that is a folder. Raises RamenError if it is missing or cannot be used."""
+    name = sections["encoder"].name
+    folder = Path(name)
+    if folder.is_dir():
+        check_folder(folder)
+    elif folder.exists() or name.count("/") > 1 or name.startswith(("/", "./", "../", "~")):
+        raise refusal(name, "is not a directory", "give a directory, a Hugging Face name, minilm or tiny")
+
+
+def check_base(sections: Sections) -> Artifact | None:
+    """Open the evaluation that `scoring.base` names, None if it names none.
+
+    Raises:
+        ArtifactError: it is no evaluation, or has other propensity parameters.
+    """
+    scoring: config.Scoring = sections["scoring"]
+    if not scoring.base:
+        return None
+    try:
+        base = open_artifact(scoring.base, "evaluation")
+    except ArtifactError as error:
+        raise ArtifactError(f"scoring.base = {scoring.base}: {error}") from None
+    a, b = read_propensity(base.path)
+    if (a, b) != (scoring.propensity_a, scoring.propensity_b):
+        raise ArtifactError(
+            f"scoring.base = {scoring.base}: its propensity is a={a}, b={b}, here "
+            f"a={scoring.propensity_a}, b={scoring.propensity_b}; evaluate both with the same"
+        )
+    return base
+
+
+def check_gate(sections: Sections) -> None:
+    """Raise ConfigError if `index.gate` names a metric that no evaluation measures."""
+    known = [f"{metric}_at_{k}" for metric, depths in REPORTED.items() for k in depths]
+    known += [f"label_r_at_{k}" for k in LABEL_DEPTHS]
+    for metric in sections["index"].gate if sections["index"].model else ():
+        if not metric.startswith("links/") and metric.rpartition("/")[2] not in known:
+            close = nearest(metric.rpartition("/")[2], known)
+            raise ConfigError(f"index.gate: {metric}: not measured by `ramen evaluate`; {close}")
+
+
+def check_registry(sections: Sections) -> None:
+    """Check that a retriever can be registered, if it is to be.
+
+    Raises:
+        RamenError: tracking is off, or the registry cannot be reached.
+        ConfigError: MLflow takes no model or alias of that name.
+    """
+    settings: config.Index = sections["index"]
+    if not settings.model:
+        return
+    if tracking_is_off():
+        raise RamenError(UNTRACKED)
+    if set("/:") & set(settings.model):
+        raise ConfigError(f"index.model = {settings.model!r}: MLflow takes no names with / or :; choose another")
+    if not re.fullmatch(r"[\w-]*", settings.alias) or re.fullmatch(r"(?i)latest|v\d+|\d+", settings.alias):
+        raise ConfigError(
+            f"index.alias = {settings.alias!r}: MLflow takes letters, digits, _ and -, but not latest, v1 or 1"
+        )
+    Store.connect()
+    with plain_errors("looking for the model registry"):
+        connect().search_registered_models(max_results=1)

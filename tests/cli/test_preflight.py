@@ -1,0 +1,124 @@
+"""What a later stage needs is checked before anything trains, and nothing is written when it is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ramen.artifacts import check_room, check_writable, drafts
+from ramen.cli import cli
+from ramen.errors import ArtifactError
+
+USAGE = namedtuple("USAGE", "total used free")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAMEN_TRACKING", "off")
+    (tmp_path / "file").touch()
+    return tmp_path
+
+
+def invoke(source: Path, command: str, *words: str) -> Result:
+    sets = [f"--set=data.path={source}", "--set=data.source=xc", "--set=encoder.name=tiny"]
+    return CliRunner().invoke(cli, [command, "--preset", "demo", *sets, *words], catch_exceptions=False)
+
+
+def refused(done: Result) -> str:
+    """The one error line of a command that failed."""
+    assert done.exit_code != 0
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "publish-index registers in MLflow, but tracking is off: unset RAMEN_TRACKING"),
+        (("--set=index.model=", "--set=scoring.base=nowhere"), "scoring.base = nowhere: .*no manifest.json"),
+        (("--set=index.model=", "--set=encoder.name=./nowhere"), "encoder './nowhere': is not a directory"),
+        (("--set=index.model=", "--set=encoder.name=file"), "encoder 'file': is not a directory"),
+        (("--set=index.model=", "--set=encoder.name=."), "has no config.json"),
+        (("--set=index.gate={p_at_7: 0.0}",), "index.gate: p_at_7: not measured by `ramen evaluate`; did you mean"),
+        (("--set=index.model=", "--out=file"), "file/base: cannot be written .*is not a directory"),
+        (("--set=index.model=", "--out=file/deeper"), "cannot be written"),
+        (("--set=index.model=", f"--out={'a' * 300}"), "cannot be written .File name too long"),
+    ],
+)
+def test_run_is_refused_before_it_begins(words: tuple[str, ...], said: str, tiny_source: Path, here: Path) -> None:
+    assert re.search(said, refused(invoke(tiny_source, "run", *words)))
+    assert [path.name for path in here.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--set=index.model=a/b",), "no names with / or :"), (("--set=index.alias=latest",), "but not latest, v1 or 1")],
+)
+def test_names_that_the_registry_does_not_take_are_refused(
+    words: tuple[str, ...], said: str, tiny_source: Path
+) -> None:
+    assert said in refused(invoke(tiny_source, "run", *words)) and not Path("artifacts").exists()
+
+
+@pytest.mark.parametrize("metrics", ["file/metrics.json", "file/deeper/metrics.json", f"{'a' * 300}.json"])
+def test_stage_is_refused_when_its_metrics_cannot_be_written(metrics: str, tiny_source: Path, here: Path) -> None:
+    said = refused(invoke(tiny_source, "ingest", "--metrics", metrics))
+    assert said.startswith(f"error: --metrics {metrics}: cannot be written") and "Errno" not in said
+    assert [path.name for path in here.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "said"),
+    [
+        ("{name: a}", ("--seeds=1e30",), "--seeds 1e30: expected whole numbers"),
+        ("{name: a}", ("--seeds=0,-1",), "--seeds 0,-1: expected whole numbers of at least 0"),
+        ("{name: a}", ("--seeds=٣",), "expected whole numbers of at least 0"),
+        ("{name: a}", (f"--seeds={'9' * 5000}",), "expected whole numbers of at least 0"),
+        ("{name: a}", ("--rows=b",), "'b' is no row of mine"),
+        ("{name: a, set: [scoring.base=nowhere]}", (), "row 'a': scoring.base = nowhere"),
+        ("{name: a, set: [encoder.name=./nowhere]}", (), "row 'a': encoder './nowhere'"),
+        ("{name: a, set: [training.epochs=0]}", (), "row 'a': training.epochs"),
+        ("{name: a, peer: nobody}", (), "row 'a': peer: "),
+        ("{name: a, peer: sentence-transformers}", (), "trains for a given time; name a row above it as `time_of`"),
+        ("{name: a}", ("--out=file",), "cannot be written"),
+        ("{name: a}", ("--out=taken",), "taken/mine.md: is a directory"),
+    ],
+)
+def test_study_is_refused_before_it_begins(
+    row: str, words: tuple[str, ...], said: str, tiny_source: Path, here: Path
+) -> None:
+    (here / "mine.yaml").write_text(f"title: Mine\nrows:\n  - {row}\n")
+    (here / "taken" / "mine.md").mkdir(parents=True)
+    assert said in refused(invoke(tiny_source, "ablate", "--study=mine.yaml", "--seeds=0", *words))
+    assert not list(here.rglob("cache"))
+
+
+def test_output_that_a_knob_reads_is_not_replaced(here: Path) -> None:
+    for name, kind in (("dataset", "dataset"), ("evaluation", "evaluation")):
+        with drafts({kind: here / name}, sections={}, inputs={}, work=here / "work"):
+            pass
+    named = {"scoring.base": here / "evaluation"}
+    with (
+        pytest.raises(ArtifactError, match="is the place of scoring.base too; give evaluation another --evaluation"),
+        drafts({"evaluation": here / "evaluation"}, sections={}, inputs={}, work=here / "work", named=named),
+    ):
+        pass
+
+
+def test_outputs_on_one_disk_need_room_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: USAGE(0, 0, 10_000_000))
+    check_room({tmp_path / "a": 6_000_000})
+    with pytest.raises(ArtifactError, match="10 MB free on its disk, expected at least 12 MB"):
+        check_room({tmp_path / "a": 6_000_000, tmp_path / "b" / "c": 6_000_000})
+
+
+def test_checking_a_path_leaves_nothing_there(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "deeper" / "file")
+    assert not list(tmp_path.iterdir())

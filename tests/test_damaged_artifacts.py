@@ -1,0 +1,302 @@
+"""Files of artifacts, checkpoints and journals that hold arbitrary bytes: reading one succeeds or is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from on_disk import graphs_of
+
+from ramen.artifacts import (
+    MANIFEST,
+    drafts,
+    foreign_content,
+    listed_files,
+    open_artifact,
+    read_json,
+    sha256,
+    write_json,
+)
+from ramen.data.dataset import Problem, Texts
+from ramen.encoder.labels import encode_labels, fused_labels, write_classifier, write_context, write_offsets
+from ramen.errors import ArtifactError, RamenError
+from ramen.evaluation.contents import _history
+from ramen.evaluation.per_document import from_evaluation
+from ramen.evaluation.predictions import Ranking, write_predictions
+from ramen.evaluation.uncertainty import PerDocument
+from ramen.graph.metadata import read_graphs, write_graphs
+from ramen.index.retriever import read_facts
+from ramen.tracking.journal import Journal
+from ramen.training.checkpoint import SUMS_FILE, Checkpoints, Position
+from ramen.work import claim, waiting_inputs
+
+
+class Encoder:
+    """Gives every text the same vector."""
+
+    def encode(self, texts: list[str]) -> np.ndarray[Any, Any]:
+        return np.full((len(texts), 4), 0.5, np.float32)
+
+
+def write_model(problem: Problem, folder: Path) -> None:
+    write_offsets(folder, np.zeros((3, 4), np.float32), np.zeros(30, np.int64))
+    write_context(folder, np.zeros((30, 4), np.float32))
+    write_classifier(folder, np.zeros((30, 4), np.float32), 0.5)
+    write_json(
+        folder / "history.json", [{"epoch": 1, "phase": "warmup", "round": 0, "loss": 0.5, "lambda": {"a": 1.0}}]
+    )
+
+
+def write_evaluation(problem: Problem, folder: Path) -> None:
+    indices = np.tile(np.arange(30), (20, 1))
+    ranking = Ranking(np.pad(indices, ((0, 0), (0, 70)), constant_values=30), np.zeros((20, 100), np.float32))
+    write_predictions(folder / "predictions.parquet", problem, ranking, 100)
+    write_json(folder / "propensity.json", {"a": 0.55, "b": 1.5, "N": 60})
+    write_json(folder / "metrics.json", {"p_at_1": 1.0})
+    from_evaluation(problem, folder).write(folder / "per_document.parquet")
+
+
+def write_retriever(problem: Problem, folder: Path) -> None:
+    facts = {"bytes": 1, "sha256": "0" * 64}
+    files = {"index.faiss": facts, "labels.parquet": facts}
+    write_json(folder / "retriever.json", {"format": 1, "index": {"kind": "flat"}, "files": files, "encoder": {}})
+    write_json(folder / "receipt.json", {"registered": None})
+
+
+WRITE: dict[str, Callable[[Problem, Path], object]] = {
+    "dataset": Problem.write,
+    "graph": lambda problem, folder: write_graphs(folder, graphs_of(problem)),
+    "model": write_model,
+    "evaluation": write_evaluation,
+    "retriever": write_retriever,
+}
+
+
+def read_model(problem: Problem, folder: Path) -> None:
+    encoder: Any = Encoder()
+    fused_labels(folder, encode_labels(encoder, folder, problem.labels.texts))
+    _history(folder)
+
+
+def read_evaluation(problem: Problem, folder: Path) -> None:
+    from_evaluation(problem, folder)
+    PerDocument.read(folder / "per_document.parquet")
+    read_json(folder / "metrics.json", dict[str, float])
+
+
+READ: dict[str, Callable[[Problem, Path], object]] = {
+    "dataset": lambda problem, folder: Problem.read(folder),
+    "graph": lambda problem, folder: read_graphs(folder),
+    "model": read_model,
+    "evaluation": read_evaluation,
+    "retriever": lambda problem, folder: read_facts(folder),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(shared_problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of every kind; tests put back what they change."""
+    root = tmp_path_factory.mktemp("whole")
+    with drafts({name: root / name for name in WRITE}, sections={}, inputs={}, work=root / "work") as made:
+        for name, write in WRITE.items():
+            write(shared_problem, made[name].path)
+    return root
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Arbitrary bytes, arbitrary JSON, JSON of nearly the right form, or a file with some bytes changed or cut off."""
+    kind = draw(st.sampled_from(["bytes", "json", "keys", "flipped", "cut"]))
+    if kind == "bytes" or not content:
+        return draw(st.binary(max_size=64))
+    if kind in ("json", "keys"):
+        value = draw(JSON)
+        if kind == "keys":
+            try:
+                tree = json.loads(content)
+            except ValueError:
+                tree = None
+            if isinstance(tree, dict) and tree:
+                value = tree | {draw(st.sampled_from(sorted(tree))): value}
+        return json.dumps(value).encode()
+    at = draw(st.integers(0, len(content) - 1))
+    if kind == "cut":
+        return content[:at]
+    return content[:at] + draw(st.binary(min_size=1, max_size=4)) + content[at + 4 :]
+
+
+quick = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.mark.parametrize("name", list(WRITE))
+@quick
+@given(data=st.data())
+def test_files_of_an_artifact(name: str, whole: Path, shared_problem: Problem, data: st.DataObject) -> None:
+    """A damaged file is found by its checksum; read without the check, it is readable or named."""
+    folder = whole / name
+    file = folder / data.draw(st.sampled_from([MANIFEST, *listed_files(folder)]))
+    before = file.read_bytes()
+    content = data.draw(damaged(before))
+    try:
+        file.write_bytes(content)
+        if file.name == MANIFEST:
+            with suppress(ArtifactError):
+                open_artifact(folder, name)
+        elif content != before:
+            with pytest.raises(ArtifactError, match="differs from manifest.json"):
+                open_artifact(folder, name)
+            assert foreign_content(folder, name), "edited, so it is not replaced"
+        try:
+            READ[name](shared_problem, folder)
+        except RamenError as error:
+            assert "\n" not in str(error) and str(folder) in str(error)
+    finally:
+        file.write_bytes(before)
+
+
+@quick
+@given(content=st.data())
+def test_files_of_a_checkpoint(content: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With checksums that fit, so that the content itself is read."""
+    root = tmp_path_factory.mktemp("work")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    checkpoints = Checkpoints(root, {"stage": "warmup", "sections": {}, "inputs": {}, "code": "x"})
+    checkpoints.save(model, optimizer, Position(), {"mask": np.ones(3)})
+    (folder,) = checkpoints._all()
+    file = folder / content.draw(st.sampled_from(sorted(each.name for each in folder.iterdir())))
+    file.write_bytes(content.draw(damaged(file.read_bytes())))
+    if file.name != SUMS_FILE:
+        sums = json.loads((folder / SUMS_FILE).read_text())
+        (folder / SUMS_FILE).write_text(json.dumps(sums | {file.name: sha256(file)}))
+    try:
+        checkpoints.load(model, optimizer)
+    except RamenError as error:
+        assert "\n" not in str(error)
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("sums", ["{}", "[]", "null", '{"weights.safetensors": 3}', '{"other": "x"}', "{"])
+def test_checkpoint_with_incomplete_checksums_is_damaged(sums: str, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoints = Checkpoints(tmp_path, {})
+    checkpoints.save(model, optimizer, Position())
+    (folder,) = checkpoints._all()
+    (folder / SUMS_FILE).write_text(sums)
+    with pytest.raises(ArtifactError, match=f"{SUMS_FILE}.*nor is there an older one; start afresh: rm -r"):
+        checkpoints.load(model, optimizer)
+
+
+def test_directory_next_to_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    checkpoints = Checkpoints(tmp_path, {})
+    (checkpoints.folder / "000-notes").mkdir(parents=True)
+    for step in range(4):
+        checkpoints.save(model, torch.optim.SGD(model.parameters()), Position(global_step=step))
+    assert len(checkpoints._all()) == 2 and (checkpoints.folder / "000-notes").is_dir()
+
+
+@quick
+@given(data=st.data())
+def test_tasks_of_other_runs(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("work")
+    before, os.environ["RAMEN_WORK"] = os.environ.get("RAMEN_WORK"), str(root)
+    task = {"stage": "warmup", "sections": {"walk": {"hops": 1}}, "inputs": {"dataset": "x"}, "code": "y"}
+    (root / "warmup-1" / "checkpoints" / "1").mkdir(parents=True)
+    (root / "warmup-2").mkdir()
+    whole = json.dumps({**task, "outputs": {"warm_model": "elsewhere"}}).encode()
+    (root / "warmup-1" / "task.json").write_bytes(data.draw(damaged(whole)))
+    try:
+        claim(root / "warmup-2", task, {"warm_model": "artifacts/warm_model"})
+        try:
+            waiting_inputs()
+        except ArtifactError as error:
+            assert "\n" not in str(error)
+    finally:
+        os.environ["RAMEN_WORK"] = before or ""
+        shutil.rmtree(root)
+
+
+class Client:
+    """An MLflow client that takes every write."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+@quick
+@given(data=st.data())
+def test_files_of_a_journal(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("journal") / "one"
+    folder.mkdir()
+    rows = [{"write": "tags", "run": "a", "values": {"values": {"k": "v"}}}, {"write": "end", "run": "a", "values": {}}]
+    files = {
+        "writes.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode(),
+        "sent.json": json.dumps({"sent": 1, "ids": {"a": "b"}, "later": []}).encode(),
+    }
+    name = data.draw(st.sampled_from(sorted(files)))
+    for each, content in files.items():
+        (folder / each).write_bytes(data.draw(damaged(content)) if each == name else content)
+    try:
+        journal = Journal.reopen(Client(), folder)
+        assert journal is not None
+        journal.send()
+        journal.release()
+    except RamenError as error:
+        assert "\n" not in str(error) and str(folder) in str(error)
+        assert (folder / name).exists(), "what cannot be sent is kept"
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+def test_row_of_a_journal_cannot_name_a_file_outside_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "spool" / "one"
+    folder.mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    row = {"write": "artifact", "run": "a", "values": {"folder": ""}, "file": "../../secret"}
+    (folder / "writes.jsonl").write_text(json.dumps(row) + "\n")
+    sent: list[str] = []
+    client: Any = Client()
+    client.log_artifact = lambda run, path, folder: sent.append(path)
+    journal = Journal.reopen(client, folder)
+    assert journal is not None and journal.send() and not sent
+    assert f"{folder / 'writes.jsonl'}:1: damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["dataset", "graph"])
+def test_folder_that_ramen_did_not_write_is_no_anchor_set(name: str, whole: Path, shared_problem: Problem) -> None:
+    stray = whole / name / ("anchors" if name == "dataset" else "") / ".ipynb_checkpoints"
+    stray.mkdir()
+    Texts(["a"], ["b"]).write(stray / "texts.parquet")
+    try:
+        found = READ[name](shared_problem, open_artifact(whole / name, name).path)
+        sets = found.anchor_sets if isinstance(found, Problem) else found
+        assert sorted(sets) == ["category", "links"]  # type: ignore[call-overload]
+    finally:
+        shutil.rmtree(stray)
