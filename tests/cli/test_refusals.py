@@ -130,10 +130,10 @@ def test_a_study_that_is_none(content: str, line: str) -> None:
     assert result.stderr.startswith(line) and result.exit_code == 2
 
 
-def test_her_own_data_are_no_place_for_an_output(xc_folder: Path) -> None:
+def test_refuses_to_overwrite_the_users_data(xc_folder: Path) -> None:
     before = sorted(path.name for path in xc_folder.iterdir())
     result = invoke("ingest", "--source", "xc", "--path", str(xc_folder), "--dataset", str(xc_folder))
-    assert result.exit_code == 4 and "is no dataset of ramen's; give another --dataset" in result.stderr
+    assert result.exit_code == 4 and "refusing to overwrite: it was not written by ramen" in result.stderr
     assert sorted(path.name for path in xc_folder.iterdir()) == before
 
 
