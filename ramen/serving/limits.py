@@ -15,7 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 1 << 20
 """Bytes of a body: the longest text and the most excluded uids, with every character escaped."""
-BODY_SECONDS = 20.0
+MOST_DISCARDED = 32 << 20
+"""Bytes of a body too large that are read before it is refused: a client that still sends sees no answer otherwise."""
+BODY_SECONDS = 10.0
 """Within which a body must have arrived."""
 MOST_KEYS = 32
 """Keys of a body's object."""
@@ -23,12 +25,16 @@ MOST_ERRORS, MOST_CHARACTERS = 5, 200
 """Of an answer that refuses a body: entries, and characters of each part of an entry."""
 MOST_CONNECTIONS = 512
 """Open connections; a further client gets status 503."""
-STOP_SECONDS = 10
-"""For which requests under way may finish when the server is stopped."""
+STOP_SECONDS = 15
+"""For which requests under way may finish when the server is stopped; longer than a body may take to arrive."""
 
 
 class BodyLimit:
-    """ASGI middleware: reads a request's body, and refuses one that is too large (413) or too slow (408)."""
+    """ASGI middleware: reads a request's body, and refuses one that is too large (413) or too slow (408).
+
+    It bounds the time as well, and reads the rest of a large body, so that the client gets the answer; the body limits
+    of FastAPI and Starlette do neither.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -39,7 +45,7 @@ class BodyLimit:
             return
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                body = await _body(scope, receive)
+                body = await _body(receive)
         except TimeoutError:
             refusal = _refusal(408, f"body: did not arrive within {BODY_SECONDS:g} s")
             await refusal(scope, receive, send)
@@ -61,20 +67,22 @@ class _TooLarge(Exception):
     pass
 
 
-async def _body(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole body; None when the client disconnects. Raises _TooLarge before more than the limit is held."""
-    length = dict(scope["headers"]).get(b"content-length", b"")
-    if length.isdigit() and (len(length) > 18 or int(length) > MOST_BYTES):
-        raise _TooLarge
-    held = bytearray()
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None when the client disconnects. Raises _TooLarge without ever holding more than the limit."""
+    held, size = bytearray(), 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        held += message.get("body", b"")
-        if len(held) > MOST_BYTES:
+        part, more = message.get("body", b""), message.get("more_body")
+        size += len(part)
+        if size <= MOST_BYTES:
+            held += part
+        else:
+            held.clear()
+        if size > MOST_DISCARDED or (size > MOST_BYTES and not more):
             raise _TooLarge
-        if not message.get("more_body"):
+        if not more:
             return bytes(held)
 
 
