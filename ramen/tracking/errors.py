@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -46,8 +47,17 @@ def explained(error: BaseException) -> str:
     """The reason of a store's error, with what to install when a driver is missing."""
     if isinstance(error, ModuleNotFoundError):
         return f"the database driver {error.name!r} is not installed: pip install {error.name}"
-    said = reason(error).rstrip(".;: ")
+    said = re.split(r"\.? See https?://", reason(error), maxsplit=1)[0].rstrip(".;: ")
     return said if len(said) <= LONGEST else f"{said[:LONGEST]}..."
+
+
+def silence() -> None:
+    """Keep MLflow's log lines off the terminal: migrations, and tracebacks of errors that are raised as well."""
+    import mlflow  # noqa: F401  (sets levels of its own when it is imported)
+
+    for name in ("alembic", "mlflow", "urllib3"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 @contextmanager
@@ -61,7 +71,7 @@ def plain_errors(doing: str = "", patience: Mapping[str, str] = PATIENCE) -> Ite
     Raises:
         RamenError: the store cannot be used.
     """
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # its notes on migrations are not for the user
+    silence()
     try:
         with environment_defaults(patience):
             yield

@@ -18,7 +18,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import logging
 import math
 import os
 import sys
@@ -34,7 +33,7 @@ from urllib.parse import quote, unquote
 from ramen.errors import Interrupted, RamenError, reason
 from ramen.processes import rank
 from ramen.provenance import dvc_project, pipeline_key, provenance
-from ramen.tracking.errors import explained, tracking_uri
+from ramen.tracking.errors import explained, silence, tracking_uri
 from ramen.tracking.journal import SPOOL_ENV, Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
 
@@ -259,9 +258,7 @@ class Store:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
 
-        for noisy in ("alembic", "mlflow", "urllib3"):  # after the import, which sets levels of its own
-            logging.getLogger(noisy).setLevel(logging.ERROR)
-
+        silence()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         try:
             with environment_defaults(FEW_RETRIES), _one_creator(mlflow.get_tracking_uri()):
@@ -272,6 +269,8 @@ class Store:
                     experiment = client.get_experiment(given).experiment_id
                 else:
                     experiment = _experiment(client, name)
+                if not str(experiment).strip():
+                    raise ValueError("the answer names no experiment, as an MLflow server's does")
         except Exception as error:
             raise RamenError(
                 f"MLflow store {tracking_uri()}: cannot be used ({explained(error)}); "
