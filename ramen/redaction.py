@@ -14,10 +14,14 @@ _NAMES = (
     r"pass(?:word|wd|phrase)?|pwd|(?:[\w.-]*[_.-])?(?:password|token|secret|credentials?|signature)|sig|auth|"
     r"(?:[\w.-]*[_.-])?(?:api|access|secret|account|private|shared)?[_.-]?key(?:[_.-]?id)?|awsaccesskeyid"
 )
+_USER = (
+    # a password may hold "/" or "@" where somebody forgot to encode it; digits after the colon are a port
+    re.compile(r"(?<=://)[^\s:/?#@]*:(?!\d{1,5}(?:[/?#]|$))[^\s]*@"),
+    re.compile(r"(?<=://)[^\s/?#]*@"),
+)
+"""User and password of a URL, before its host."""
 _PATTERNS = (
-    # user and password before the host; the password may hold "/" or "@" where somebody forgot to encode it
-    (re.compile(r"(?<=://)[^\s/?#]*@"), f"{HIDDEN}@"),
-    (re.compile(r"(?<=://)[^\s:/?#@]*:(?!\d{1,5}(?:[/?#]|$))[^\s]*@"), f"{HIDDEN}@"),
+    *((pattern, f"{HIDDEN}@") for pattern in _USER),
     # parameters of a query string
     (re.compile(rf"(?i)(?<=[?&;])((?:{_NAMES})=)[^\s&;#'\"]*"), rf"\g<1>{HIDDEN}"),
     # the same as a data source name or a driver's message has them
@@ -53,7 +57,9 @@ def redact(text: str) -> str:
 
 def without_credentials(url: str) -> str:
     """A URL without user and password, as it is written where others read it."""
-    return re.sub(r"(?<=://)[^\s/?#]*@", "", url, count=1)
+    for pattern in _USER:
+        url = pattern.sub("", url)
+    return url
 
 
 def redact_values(value: Any) -> Any:
