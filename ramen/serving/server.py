@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -72,3 +73,4 @@ def serve(app: FastAPI, listening: socket.socket, announce: Callable[[str], Any]
     )
     with on_stop(lambda: None):  # uvicorn raises the signal again after a clean stop; the exit code is 0 then
         _Server(config, lambda: announce(address)).run([listening])
+    gc.freeze()  # or Python looks through all of torch's objects for garbage before it ends: seconds

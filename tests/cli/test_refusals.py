@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -231,3 +232,12 @@ def test_broken_data_leave_nothing_behind(xc_folder: Path) -> None:
     assert result.exit_code == 3
     assert "trn_X_Y.txt:2" in result.stderr
     assert not Path("artifacts").exists()
+
+
+def test_query_that_is_no_unicode_is_one_line() -> None:
+    from ramen.errors import RamenError
+    from ramen.index.retriever import check_unicode
+
+    check_unicode("caf\u00e9 \U0001f600")
+    with pytest.raises(RamenError, match=r"query: character 4 is a lone surrogate \(U\+DCE9\); give valid UTF-8"):
+        check_unicode(os.fsdecode(b"caf\xe9"))
