@@ -13,10 +13,10 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test fuzz check sync pecos ui clean
+.PHONY: help run test fuzz fuzz-serving check sync pecos ui clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
@@ -44,6 +44,9 @@ check: $(READY) ## lint, format, types, import layers, generated files
 	mypy
 	lint-imports
 	ramen sync --check
+
+fuzz-serving: $(READY) ## many random requests to the serving API (minutes; EXAMPLES=2000 of each kind)
+	RAMEN_FUZZ_EXAMPLES=$${EXAMPLES:-2000} pytest tests/serving/test_requests.py -q --timeout 3600
 
 sync: $(READY) ## write the generated files again
 	ramen sync

@@ -13,12 +13,15 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
+from pipelines.answers import CheckedPool, identifier
 from pipelines.compiling import compile_pipeline
 from ramen.config import Config
 from ramen.errors import ConfigError, RamenError, reason
+from ramen.redaction import redact, without_credentials
 
 TOKEN_ENV = "KF_PIPELINES_TOKEN"
 """Bearer token for servers that want one and do not take the pod's own account."""
@@ -112,7 +115,8 @@ def submit(
             enable_caching=caching,
             service_account=target.service_account or None,
         )
-        return Submitted(run.run_id, _page(client, f"runs/details/{run.run_id}"))
+        found = identifier(run.run_id, "id of a run")
+        return Submitted(found, _page(client, f"runs/details/{found}"))
 
 
 def schedule(
@@ -144,7 +148,8 @@ def schedule(
             enable_caching=False,
             service_account=target.service_account or None,
         )
-        return Submitted(job.recurring_run_id, _page(client, f"recurringrun/details/{job.recurring_run_id}"))
+        found = identifier(job.recurring_run_id, "id of a schedule")
+        return Submitted(found, _page(client, f"recurringrun/details/{found}"))
 
 
 def watch(run_id: str, target: Target, say: Callable[[str], None], every: float = POLL_SECONDS) -> str:
@@ -163,11 +168,13 @@ def watch(run_id: str, target: Target, say: Callable[[str], None], every: float 
     while True:
         try:
             run = client.get_run(run_id)
+            if not run.state:
+                raise RamenError("the answer holds no state of the run")
             failures = 0
         except Exception as error:
             failures += 1
             if failures >= PATIENCE:
-                raise RamenError(f"Kubeflow Pipelines: {_first(error)}; the run goes on, watch it again") from error
+                raise RamenError(f"Kubeflow Pipelines: {_first(error)}; the run continues, watch it again") from error
             time.sleep(every)
             continue
         for task in (run.run_details.task_details if run.run_details else None) or []:
@@ -187,21 +194,55 @@ def _server(target: Target) -> Iterator[tuple[Any, str]]:
     with _plain(target), redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         client = _client(target)
-        yield client, client.create_experiment(target.experiment, namespace=target.namespace or None).experiment_id
+        made = client.create_experiment(target.experiment, namespace=target.namespace or None)
+        yield client, identifier(made.experiment_id, "id of an experiment")
 
 
 def _client(target: Target) -> Any:
+    """kfp's client, with time-outs and checked answers."""
     import kfp
 
-    return kfp.Client(
-        host=target.endpoint or os.environ.get(ENDPOINT_ENV) or None,
+    class Client(kfp.Client):  # type: ignore[misc]
+        def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
+            """As kfp's, without its further attempts; its constructor asks for this before anything else."""
+            _check_answers(self)
+            return self._healthz_api.healthz_service_get_healthz()
+
+    client = Client(
+        host=_endpoint(target) or None,
         existing_token=os.environ.get(TOKEN_ENV) or None,
         **({"namespace": target.namespace} if target.namespace else {}),
     )
+    _check_answers(client)
+    return client
+
+
+def _check_answers(client: Any) -> None:
+    rest = client._healthz_api.api_client.rest_client  # all of the client's APIs share it
+    if not isinstance(rest.pool_manager, CheckedPool):
+        rest.pool_manager = CheckedPool(rest.pool_manager)
+
+
+def _endpoint(target: Target) -> str:
+    """The server's address as given, "" if none is.
+
+    Raises:
+        ConfigError: it is no address of a web server.
+    """
+    given = target.endpoint or os.environ.get(ENDPOINT_ENV, "")
+    try:
+        parts = urlsplit(given if "://" in given else f"https://{given}")
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        valid = False
+    if given and (not valid or not given.isprintable() or " " in given):
+        source = "--endpoint" if target.endpoint else ENDPOINT_ENV
+        raise ConfigError(f"{source}: {given[:200]!r} is no address; give it as http://HOST:PORT or https://HOST")
+    return given
 
 
 def _page(client: Any, path: str) -> str:
-    return f"{client._get_url_prefix()}/#/{path}"
+    return redact(without_credentials(f"{client._get_url_prefix()}/#/{path}"))
 
 
 @contextmanager
@@ -209,7 +250,7 @@ def _plain(target: Target) -> Iterator[None]:
     """One line for whatever the client throws: no server, no rights, a refused pipeline."""
     try:
         yield
-    except RamenError:
+    except ConfigError:
         raise
     except Exception as error:
         where = target.endpoint or os.environ.get(ENDPOINT_ENV) or "the server of kfp's saved context"

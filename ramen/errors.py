@@ -22,6 +22,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ramen.redaction import redact
+
 ERROR = "error: "
 """What a line begins with that says an error."""
 
@@ -84,6 +86,10 @@ class RamenError(Exception):
     """
 
     exit_code = 1
+
+    def __init__(self, *details: object) -> None:
+        """Keep the message without the credentials of URLs: messages are printed, logged and tracked."""
+        super().__init__(*(redact(detail) if isinstance(detail, str) else detail for detail in details))
 
     def __str__(self) -> str:
         return "\n".join(printable(_ERRNO.sub(_path_first, str(cause))) for cause in self.args)
@@ -160,12 +166,12 @@ class Interrupted(BaseException):
 
 def error_lines(message: str) -> list[str]:
     """The lines that are shown of an error's message."""
-    return [ERROR + line for line in message.splitlines()]
+    return [ERROR + line for line in redact(message).splitlines()]
 
 
 def warn(text: object) -> None:
     """Say on stderr what the user should know though the work goes on."""
-    print(f"warning: {printable(str(text))}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(redact(str(text)))}", file=sys.stderr, flush=True)
 
 
 def io_reason(error: OSError) -> str:
@@ -177,7 +183,7 @@ def reason(error: BaseException) -> str:
     """First line of an error; of a failed request only what the network said, at the end of a long nested text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
-    return cause.group(1) if cause else lines[0]
+    return redact(cause.group(1) if cause else lines[0])
 
 
 def undecoded(error: UnicodeDecodeError) -> tuple[int, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 import yaml
 
 from ramen.errors import RamenError, warn
+from ramen.redaction import redact, without_credentials
 
 REMOTE_ENV = "RAMEN_DVC_REMOTE"
 """URL of the DVC remote that pods push to, such as s3://bucket/dvc; unset = nothing is pushed."""
@@ -52,10 +54,17 @@ class Pointer:
     endpoint: str = ""
 
     def to_yaml(self) -> str:
-        """The pointer as the tracker keeps it: a DVC file with two more keys under `meta`."""
+        """The pointer as the tracker keeps it: a DVC file with two more keys under `meta`, without credentials."""
         out = {"md5": self.md5, "size": self.size, "nfiles": self.files, "hash": "md5", "path": self.name}
         return yaml.safe_dump(
-            {"outs": [out], "meta": {"remote": self.remote, "endpoint": self.endpoint}}, sort_keys=False
+            {
+                "outs": [out],
+                "meta": {
+                    "remote": without_credentials(self.remote),
+                    "endpoint": without_credentials(self.endpoint),
+                },
+            },
+            sort_keys=False,
         )
 
     @classmethod
@@ -64,9 +73,18 @@ class Pointer:
         try:
             tree = yaml.safe_load(text)
             out, meta = tree["outs"][0], tree["meta"]
-            return cls(out["path"], out["md5"], out["size"], out["nfiles"], meta["remote"], meta.get("endpoint") or "")
+            found = cls(out["path"], out["md5"], out["size"], out["nfiles"], meta["remote"], meta.get("endpoint") or "")
+            # the name becomes a file's: anybody who may write to the store may write a pointer
+            valid = (
+                found.name in PUSHED
+                and re.fullmatch(r"[0-9a-f]{32}(\.dir)?", found.md5)
+                and isinstance(found.remote, str)
+            )
+            if not valid or not all(type(count) is int for count in (found.size, found.files)):
+                raise ValueError
         except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
             raise RamenError("not a DVC pointer of a ramen run; push the artifact again") from None
+        return found
 
 
 def push(path: Path, name: str, remote: str, endpoint: str = "") -> Pointer:
@@ -122,7 +140,8 @@ def push_outputs(paths: Mapping[str, Path], track: Any) -> None:
             file = Path(scratch) / f"{name}.dvc"
             file.write_text(pointer.to_yaml(), encoding="utf-8")
             track.artifact(file, FOLDER)
-        print(f"pushed {name} to {remote}: {pointer.files} files, {pointer.size:,} bytes", file=sys.stderr, flush=True)
+        place = redact(remote)
+        print(f"pushed {name} to {place}: {pointer.files} files, {pointer.size:,} bytes", file=sys.stderr, flush=True)
 
 
 def adopt(pointers: Iterable[Pointer], folder: Path) -> list[Path]:

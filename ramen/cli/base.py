@@ -16,6 +16,8 @@ import click
 
 from ramen.artifacts import failed_io
 from ramen.errors import ConfigError, Interrupted, RamenError, error_lines, not_text, printable
+from ramen.redaction import RedactingFilter
+from ramen.tracking import is_store_error, store_error
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -90,13 +92,15 @@ class CommandGroup(click.Group):
                 return super().invoke(ctx)
         except (RamenError, Interrupted) as error:
             raise Refusal(error) from error
-        except OSError as error:
-            if isinstance(error, BrokenPipeError) or not (reason := failed_io(error)):
-                raise
-            raise Refusal(RamenError(reason)) from error
         except MemoryError as error:
-            told = f" ({error})" if str(error) else ""
-            raise Refusal(RamenError(f"not enough memory{told}; use a larger machine or less data")) from error
+            details = f" ({error})" if str(error) else ""
+            raise Refusal(RamenError(f"not enough memory{details}; use a larger machine or less data")) from error
+        except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and (reason := failed_io(error)):
+                raise Refusal(RamenError(reason)) from error
+            if is_store_error(error):
+                raise Refusal(store_error(error)) from error
+            raise
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(130)
@@ -167,6 +171,7 @@ def show_progress() -> None:
     logger = logging.getLogger("ramen")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
+        handler.addFilter(RedactingFilter())
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

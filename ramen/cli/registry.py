@@ -49,24 +49,31 @@ def registry(model: str, as_json: bool) -> None:
     rows = []
     for one in found:
         tags = one.tags
-        figures = [tags.get(key) for key in SHOWN.values()]
         rows.append(
             [
                 str(one.number),
                 ", ".join(one.aliases),
                 datetime.fromtimestamp(one.created / 1000).strftime("%Y-%m-%d %H:%M"),
-                f"{tags.get('index', '')} {int(tags.get('labels', 0)):,}",
+                f"{tags.get('index', '')} {_number(tags, 'labels', ',.0f') or '0'}",
                 (tags.get("git") or "")[:8],
                 tags.get("dataset", "")[:8] + ("+" if "+" in tags.get("dataset", "") else ""),
                 _gate(tags),
-                *("" if figure is None else f"{float(figure):.2f}" for figure in figures),
-                f"{float(tags['ann_recall']):.3f}" if "ann_recall" in tags else "",
+                *(_number(tags, key, ".2f") for key in SHOWN.values()),
+                _number(tags, "ann_recall", ".3f"),
                 tags.get("query_ms", ""),
-                f"{int(tags['bytes']) / 1e6:,.1f}" if "bytes" in tags else "",
+                _number(tags, "bytes", ",.1f", 1e6),
             ]
         )
     columns = ["version", "alias", "created", "index, labels", "git", "dataset", "gate", *SHOWN, "recall", "ms", "MB"]
     tables.show(rows, columns, text_columns=7, ends=len(rows) or 1)
+
+
+def _number(tags: dict[str, str], key: str, form: str, unit: float = 1.0) -> str:
+    """A tag's number as text; empty when the tag is missing or holds no number."""
+    from ramen.index.registry import finite
+
+    value = finite(tags.get(key))
+    return "" if value is None else format(value / unit, form)
 
 
 def _gate(tags: dict[str, str]) -> str:

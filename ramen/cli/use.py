@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import click
@@ -81,18 +80,11 @@ def serve(ui: bool, artifacts: Path | None, version: str, model: str, host: str,
       ramen serve --ui --artifacts artifacts/ramen
       curl localhost:8000/api/query -H 'Content-Type: application/json' -d '{"text": "mail client", "k": 3}'
     """
-    import uvicorn
-
-    from ramen.errors import RamenError
     from ramen.serving.app import make_app
     from ramen.serving.graph import TrainingGraph
+    from ramen.serving.server import bind
+    from ramen.serving.server import serve as serve_app
 
+    listening = bind(host, port)  # before a version is loaded, which takes seconds
     app = make_app(model, version, ui=ui, graph=TrainingGraph(artifacts) if artifacts else None)
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        raise RamenError(f"{host}:{port}: cannot listen there ({error.strerror}); give another --port") from None
-    click.echo(f"http://{host}:{listening.getsockname()[1]}/{'' if ui else 'api/query'}")
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listening])
+    serve_app(app, listening, lambda address: click.echo(f"{address}/{'' if ui else 'api/query'}"))

@@ -11,10 +11,11 @@ thousands of tokens, which bf16 cannot add up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ SETTINGS_FILE = "sentence_bert_config.json"
 Pooling = Literal["mean", "cls"]
 Weights = dict[str, Tensor]
 """Weights in the arithmetic of the layers, by parameter name."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MASKED = -3e4
 """Added to the attention scores of other texts: their share underflows to exactly 0, in bf16 too."""
@@ -42,8 +45,24 @@ BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 """CPU features with which bf16 products are several times as quick as float32 (Intel since 2021, AMD since Zen 4)."""
 
 
+def _one_thread_at_a_time(
+    method: Callable[Concatenate[SentenceEncoder, P], R],
+) -> Callable[Concatenate[SentenceEncoder, P], R]:
+    """Run a method of an encoder under the encoder's lock."""
+
+    @wraps(method)
+    def locked(self: SentenceEncoder, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(Callable[Concatenate["SentenceEncoder", P], R], locked)
+
+
 class SentenceEncoder(nn.Module):
     """Transformer, masked pooling, unit norm.
+
+    Several threads may encode with one encoder: a lock lets one of them compute at a time, since the mode (training or
+    evaluation), the arithmetic of the layers and the tokenizer are shared.
 
     Args:
         transformer: a Hugging Face encoder that returns `last_hidden_state`.
@@ -59,6 +78,7 @@ class SentenceEncoder(nn.Module):
         self.pooling = pooling
         self.settings = settings
         self.random: RandomBytes | None = None
+        self._lock = threading.RLock()  # reentrant: `encode` calls `embed`, which calls `forward`
         self._working = torch.float32  # of what the embedding layer hands on
         self._kept: tuple[tuple[int, ...], Weights] | None = None
         embeddings = getattr(transformer, "embeddings", None)
@@ -80,6 +100,7 @@ class SentenceEncoder(nn.Module):
         if self.random is not None:
             self.random.seed(seed)
 
+    @_one_thread_at_a_time
     def forward(self, batch: Pack | Batch, weights: Weights | None = None) -> Tensor:
         """Encode a batch that `batches` made.
 
@@ -93,18 +114,21 @@ class SentenceEncoder(nn.Module):
         pooled = self._packed(batch, weights) if isinstance(batch, Pack) else self._padded(batch)
         return nn.functional.normalize(pooled, dim=-1)
 
+    @_one_thread_at_a_time
     def batches(
         self, store: TokenStore, texts: NDArray[np.int64], budget: int
     ) -> list[tuple[NDArray[np.int64], Pack | Batch]]:
         """Cut stored texts into batches of at most `budget` tokens: (places int64 among `texts`, batch)."""
         return list(store.packs(texts, budget) if self.packs else store.buckets(texts, budget))
 
+    @_one_thread_at_a_time
     def working_weights(self) -> Weights | None:
         """The layers' weights in bf16, connected to the parameters; None where the parameters are used as they are."""
         if not (self.packs and use_bf16(self.settings.precision, self.device.type)):
             return None
         return {name: p.to(torch.bfloat16) for name, p in self._layers.items()}
 
+    @_one_thread_at_a_time
     def encode_rows(self, store: TokenStore, texts: NDArray[np.int64]) -> Tensor:
         """Encode stored texts, in order, with gradients if they are enabled.
 
@@ -118,6 +142,7 @@ class SentenceEncoder(nn.Module):
         batches = self.batches(store, texts, self.settings.tokens_per_chunk)
         return self._in_order(batches, self.working_weights())
 
+    @_one_thread_at_a_time
     def embed(self, store: TokenStore, texts: NDArray[np.int64], block: int = 16_384) -> NDArray[np.float32]:
         """Encode stored texts for retrieval: evaluation mode, no gradients, bounded memory.
 
@@ -138,8 +163,9 @@ class SentenceEncoder(nn.Module):
             self.train(was_training)
         return out
 
+    @_one_thread_at_a_time
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Encode texts: float32 [n, D], unit norm."""
+        """Encode texts: float32 [n, D], unit norm. Several threads may call it at once."""
         store = TokenStore.build(self.tokenizer, texts, self.settings.max_length)
         return self.embed(store, np.arange(len(texts), dtype=np.int64))
 
@@ -181,6 +207,7 @@ class SentenceEncoder(nn.Module):
         embeddings = self.transformer.embeddings
         return embeddings.padding_idx + 1 if hasattr(embeddings, "create_position_ids_from_input_ids") else 0  # type: ignore[operator, union-attr, return-value]
 
+    @_one_thread_at_a_time
     def train(self, mode: bool = True) -> SentenceEncoder:
         """As `nn.Module.train`; weights kept for inference are forgotten, since a fused optimiser changes parameters
         without raising their version."""

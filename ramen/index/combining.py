@@ -13,6 +13,9 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ramen.index.retriever import Hit, Retriever, first_hits
 
 BATCH = 256
@@ -51,6 +54,22 @@ class Combiner:
         if request.error is not None:
             raise request.error
         return request.answer
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Encode texts in the worker's thread, between the batches of `query`.
+
+        Args:
+            texts: any number; queries of other threads are answered after every `BATCH` of them.
+
+        Returns:
+            float32 [n, D], unit norm.
+        """
+        parts = []
+        for start in range(0, len(texts), BATCH):
+            with self._turn:
+                part = list(texts[start : start + BATCH])
+                parts.append(self._worker.submit(self.retriever.encoder.encode, part).result())
+        return np.concatenate(parts) if parts else np.zeros((0, self.retriever.index.d), np.float32)
 
     def _next(self) -> list[_Request]:
         """Those who came first, until there are enough texts."""

@@ -10,6 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from pydantic import BaseModel
 
+from ramen.errors import RamenError
 from ramen.index.combining import Combiner
 from ramen.index.retriever import DEFAULT_K, MOST_LABELS, Retriever
 
@@ -45,13 +46,17 @@ class RetrieverModel(PythonModel):  # type: ignore[misc]
             raise MlflowException.invalid_parameter_value(
                 f"params.exclude has {len(exclude)} uids: {MOST_LABELS} at most"
             )
+        try:
+            answers = self.retriever.query(model_input, k, exclude)
+        except RamenError as error:  # the request is at fault
+            raise MlflowException.invalid_parameter_value(str(error)) from None
         return [
             Answer(
                 ids=[hit.uid for hit in hits],
                 texts=[hit.text for hit in hits],
                 scores=[hit.score for hit in hits],
             )
-            for hits in self.retriever.query(model_input, k, exclude)
+            for hits in answers
         ]
 
 

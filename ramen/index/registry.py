@@ -6,6 +6,7 @@ Nothing here changes the registry; `publishing` does.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 import tempfile
@@ -16,57 +17,76 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from ramen.artifacts import is_inside, reading
-from ramen.errors import RamenError, reason
+from ramen.artifacts import reading
+from ramen.errors import RamenError
 from ramen.index.retriever import Retriever
-from ramen.tracking import require_store
-from ramen.tracking.journal import IMPATIENCE, PATIENCE, environment_defaults
+from ramen.tracking import environment_defaults, plain_errors, require_store, tracking_uri
+from ramen.tracking.journal import IMPATIENCE
+
+__all__ = [
+    "UnknownVersion",
+    "Version",
+    "connect",
+    "contained",
+    "is_metric",
+    "load_version",
+    "plain_errors",
+    "resolve_version",
+    "tracking_uri",
+    "version_folders",
+    "version_number",
+    "versions",
+]
 
 PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
-CARRIERS = {"mlflow", "requests", "urllib3", "boto3", "botocore"}
-"""Packages whose errors say that the registry, or the store of its files, did not answer or refused."""
 
 
-def tracking_uri() -> str:
-    """Where MLflow looks: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working directory."""
-    import mlflow
+class UnknownVersion(RamenError):
+    """The model has no version of that number or alias."""
 
-    return str(mlflow.get_tracking_uri())
+
+def version_number(version: str) -> int | None:
+    """The number that a version is given by; None for an alias."""
+    return int(version) if re.fullmatch("[0-9]{1,9}", version) else None
 
 
 def resolve_version(name: str, version: str) -> int:
     """The number of a registered version, given by number or alias.
 
     Raises:
-        RamenError: no tracking database, model, version or alias of that name; the message lists what there is.
+        UnknownVersion: no version or alias of that name; the message lists what there is.
+        RamenError: no tracking database, no such model, or the registry cannot be used.
     """
     from mlflow.exceptions import MlflowException
 
-    client = connect(must_exist=True)
-    with environment_defaults(IMPATIENCE):  # somebody waits for the answer
-        try:
-            model = client.get_registered_model(name)
-        except MlflowException as error:
-            raise _unknown_model(client, name, error) from None
-        if not version.isdigit():
+    client, number = connect(must_exist=True), version_number(version)
+    with plain_errors(f"looking up {name!r}", IMPATIENCE):  # somebody waits for the answer
+        model = _registered(client, name)
+        if number is None:
             if version not in model.aliases:
                 known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
-                raise RamenError(f"model {name!r} has no alias {version!r}; it has: {known or 'none'}")
+                raise UnknownVersion(f"model {name!r} has no alias {version[:100]!r}; it has: {known or 'none'}")
             return int(model.aliases[version])
         try:
-            return int(client.get_model_version(name, version).version)
+            return int(client.get_model_version(name, str(number)).version)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise RamenError(f"MLflow at {tracking_uri()}: {reason(error)}") from None
+                raise
         found = sorted(int(one.version) for one in client.search_model_versions(f"name = '{name}'"))
-    raise RamenError(f"model {name!r} has no version {version}; it has: {', '.join(map(str, found)) or 'none'}")
+    raise UnknownVersion(f"model {name!r} has no version {version}; it has: {', '.join(map(str, found)) or 'none'}")
 
 
-def _unknown_model(client: Any, name: str, error: Any) -> RamenError:
-    if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-        return RamenError(f"MLflow at {tracking_uri()}: {reason(error)}")
+def _registered(client: Any, name: str) -> Any:
+    """A registered model. Raises RamenError when there is none of that name."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
     names = ", ".join(sorted(found.name for found in client.search_registered_models(max_results=20)))
-    return RamenError(
+    raise RamenError(
         f"no registered model {name!r} in {tracking_uri()}; "
         + (f"there are: {names}" if names else "none yet: `ramen publish-index` registers one")
     )
@@ -104,19 +124,23 @@ def version_folders(name: str, number: int) -> Iterator[tuple[Path, Path]]:
                     f"models:/{name}/{number}", dst_path=None if local else scratch, tracking_uri=tracking_uri()
                 )
             )
-        yield _places(folder)
+            with reading(folder / "MLmodel", "run `ramen publish-index` again"):
+                flavors = mlflow.models.Model.load(str(folder)).flavors
+        yield _place(folder, flavors, "encoder", name, number), _place(folder, flavors, "index", name, number).parent
 
 
-def _places(folder: Path) -> tuple[Path, Path]:
-    """The encoder's and the index's folder of a logged model. Raises ArtifactError if its `MLmodel` is damaged."""
-    import mlflow
-
-    with reading(folder / "MLmodel", "run `ramen publish-index` again"):
-        places = mlflow.models.Model.load(str(folder)).flavors["python_function"]["artifacts"]
-        names = [str(places[name]["path"]) for name in ("encoder", "index")]
-        if not all(map(is_inside, names)):
-            raise ValueError("a path leaves the model's folder")
-    return folder / names[0], (folder / names[1]).parent
+def _place(folder: Path, flavors: Any, part: str, name: str, number: int) -> Path:
+    """Where a part of a registered retriever lies. Raises RamenError for a model that ramen did not publish."""
+    try:
+        place: Path = folder / flavors["python_function"]["artifacts"][part]["path"]
+    except (KeyError, TypeError):
+        raise RamenError(
+            f"{name} version {number}: is no retriever (its model names no {part}); give a version that "
+            "`ramen publish-index` registered"
+        ) from None
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise RamenError(f"{name} version {number}: its {part} lies outside the model, at {place}; publish it again")
+    return place
 
 
 @dataclass(frozen=True)
@@ -137,8 +161,18 @@ class Version:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The tags that are evaluation metrics, such as `psp_at_5` and `tail/p_at_1`."""
-        return {key: float(text) for key, text in self.tags.items() if is_metric(key)}
+        """The tags that are evaluation metrics and finite numbers, such as `psp_at_5` and `tail/p_at_1`."""
+        found = {key: finite(text) for key, text in self.tags.items() if is_metric(key)}
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def finite(text: str | None) -> float | None:
+    """The finite number that a tag holds; None when it holds something else (anybody may set a tag)."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def is_metric(tag: str) -> bool:
@@ -148,14 +182,9 @@ def is_metric(tag: str) -> bool:
 
 def versions(name: str) -> list[Version]:
     """All versions of a registered model, newest first. Raises RamenError when there is no such model."""
-    from mlflow.exceptions import MlflowException
-
     client = connect(must_exist=True)
-    with plain_errors(f"listing {name!r}"):
-        try:
-            aliases = client.get_registered_model(name).aliases
-        except MlflowException as error:
-            raise _unknown_model(client, name, error) from None
+    with plain_errors(f"listing {name!r}", IMPATIENCE):
+        aliases = _registered(client, name).aliases
         found = client.search_model_versions(f"name = '{name}'", max_results=10_000)
     held = {int(number): [] for number in aliases.values()}  # type: dict[int, list[str]]
     for alias, number in sorted(aliases.items()):
@@ -168,24 +197,17 @@ def versions(name: str) -> list[Version]:
 
 
 def connect(must_exist: bool = False) -> Any:
-    """A client; with `must_exist`, refuse rather than let MLflow create an empty database."""
+    """A client; with `must_exist`, refuse rather than let MLflow create an empty database.
+
+    Raises:
+        RamenError: the store is of an unknown kind, damaged or out of reach, or its driver is missing.
+    """
     from mlflow import MlflowClient
 
     if must_exist:
         require_store()
-    return MlflowClient(tracking_uri())
-
-
-@contextmanager
-def plain_errors(doing: str) -> Iterator[None]:
-    """Turn errors of MLflow, and of the store and the network that carry its files, into one line."""
-    try:
-        with environment_defaults(PATIENCE):  # MLflow's own is many silent minutes
-            yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in CARRIERS:
-            raise
-        raise RamenError(f"{doing} in {tracking_uri()}: {reason(error)}") from error
+    with plain_errors(patience=IMPATIENCE):
+        return MlflowClient(tracking_uri())
 
 
 @contextmanager

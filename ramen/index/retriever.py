@@ -108,12 +108,14 @@ class Retriever:
             exclude: uids of labels that are left out, for each text; empty = none of any.
 
         Raises:
-            RamenError: k is below 1.
+            RamenError: k is below 1, or a text is no valid Unicode.
         """
         if k < 1:
             raise RamenError(f"k = {k}: at least 1 label must be asked for")
         if not len(texts):
             return []
+        for text in texts:
+            check_unicode(text)
         depth = min(k + max(map(len, exclude), default=0), len(self))
         scores_nk, ids_nk = self.index.search(self.encoder.encode(list(texts)), depth)
         found = [self._hits(scores, ids) for scores, ids in zip(scores_nk, ids_nk, strict=True)]
@@ -138,6 +140,19 @@ class Retriever:
         # lexsort: equal scores come in label order; HNSW pads with id -1 when its graph runs out
         order = [i for i in np.lexsort((ids, -scores)) if ids[i] >= 0]
         return [Hit(self.uids[ids[i]], self.texts[ids[i]], float(scores[i])) for i in order]
+
+
+def check_unicode(text: str) -> None:
+    """Raise RamenError for a text with a lone surrogate, which no tokenizer and no UTF-8 file takes.
+
+    A command line that is not UTF-8, and JSON such as "\\ud800", give one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RamenError(
+            f"query: character {error.start + 1} is a lone surrogate (U+{ord(text[error.start]):04X}); give valid UTF-8"
+        ) from None
 
 
 def first_hits(hits: Sequence[Hit], k: int, exclude: Collection[str]) -> list[Hit]:

@@ -24,7 +24,7 @@ from ramen.index.build import ann_recall, changed, held_vectors
 from ramen.index.measuring import evenly, folder_bytes, latencies, version_tags
 from ramen.index.promotion import ORIGIN, UPDATED_TAG, evaluated
 from ramen.index.publishing import Published, publish
-from ramen.index.registry import connect, is_metric, load_version, resolve_version, version_folders
+from ramen.index.registry import connect, is_metric, load_version, plain_errors, resolve_version, version_folders
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
 from ramen.index.texts import text_lines, text_rows
 from ramen.retrieval import search
@@ -108,7 +108,8 @@ def updated(
         RamenError: no such version, a uid to remove is not in it, nothing would change, or no label would be left.
     """
     number = resolve_version(name, version)
-    before = connect().get_model_version(name, str(number)).tags
+    with plain_errors(f"reading {name} version {number}"):
+        before = connect().get_model_version(name, str(number)).tags
     old = load_version(name, str(number))
     with version_folders(name, number) as (encoder_dir, index_dir), tempfile.TemporaryDirectory() as scratch:
         facts = read_facts(index_dir)

@@ -3,6 +3,7 @@
 mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tracking off.
 """
 
+from ramen.tracking.errors import is_store_error, plain_errors, store_error, tracking_uri
 from ramen.tracking.evaluations import Evaluated, fetch_evaluations
 from ramen.tracking.journal import environment_defaults
 from ramen.tracking.protocol import NullTracker, Tracker
@@ -31,12 +32,16 @@ __all__ = [
     "environment_defaults",
     "fetch_evaluations",
     "flat_params",
+    "is_store_error",
     "list_pipeline_runs",
     "open_tracker",
+    "plain_errors",
     "push_kept",
     "require_store",
     "run_files",
     "start_pipeline_run",
+    "store_error",
     "tracking_is_off",
+    "tracking_uri",
     "use_project_store",
 ]

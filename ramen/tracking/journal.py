@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from typing import Any, TextIO
 
 from ramen.artifacts import checked, is_inside, read_json, reading, write_json
 from ramen.errors import ArtifactError, reason, warn
+from ramen.redaction import redact_values
 
 SPOOL_ENV = "RAMEN_SPOOL"
 """Folder of the journals; by default .ramen/tracking in the working directory. In a pod: a volume that outlives it."""
@@ -102,6 +104,7 @@ class Journal:
 
     def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
         """Open a run; returns its id, a placeholder if the store is out of reach."""
+        tags = redact_values(tags)
         if self._online():
             try:
                 with environment_defaults(PATIENCE):
@@ -116,8 +119,10 @@ class Journal:
     def write(self, write: str, run: str, file: Path | None = None, **values: Any) -> None:
         """One write: a name of `_WRITES`, its run, its values, and a file or folder that goes with it.
 
-        A file that the store will never take is dropped with a warning; any other refusal is raised.
+        A file that the store will never take is dropped with a warning; any other refusal is raised. Credentials are
+        removed from the values.
         """
+        values = redact_values(values)
         if self._online():
             try:
                 with environment_defaults(PATIENCE):
@@ -329,13 +334,30 @@ def _now() -> int:
     return int(time.time() * 1000)
 
 
+_defaults_lock = threading.Lock()
+_defaults_held: dict[str, int] = {}
+"""Variables that `environment_defaults` set -> how many callers need them; threads of a server share them."""
+
+
 @contextmanager
 def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for a while, of those that the caller's environment does not set."""
-    added = {key: value for key, value in values.items() if key not in os.environ}
-    os.environ.update(added)
+    """Environment variables for a while, of those that the caller's environment does not set.
+
+    Several threads may use it at once: a variable stays until the last of them ends.
+    """
+    taken = []
+    with _defaults_lock:
+        for key, value in values.items():
+            if key in _defaults_held or key not in os.environ:
+                os.environ.setdefault(key, value)
+                _defaults_held[key] = _defaults_held.get(key, 0) + 1
+                taken.append(key)
     try:
         yield
     finally:
-        for key in added:
-            os.environ.pop(key, None)
+        with _defaults_lock:
+            for key in taken:
+                _defaults_held[key] -= 1
+                if not _defaults_held[key]:
+                    del _defaults_held[key]
+                    os.environ.pop(key, None)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import logging
 import math
 import os
 import sys
@@ -34,6 +33,7 @@ from urllib.parse import quote, unquote
 from ramen.errors import ArtifactError, Interrupted, RamenError, reason, warn
 from ramen.processes import rank
 from ramen.provenance import dvc_project, pipeline_key, provenance
+from ramen.tracking.errors import explained, silence, tracking_uri
 from ramen.tracking.journal import SPOOL_ENV, Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
 
@@ -267,9 +267,7 @@ class Store:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
 
-        for noisy in ("alembic", "mlflow", "urllib3"):  # after the import, which sets levels of its own
-            logging.getLogger(noisy).setLevel(logging.ERROR)
-
+        silence()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         try:
             with environment_defaults(FEW_RETRIES), _one_creator(mlflow.get_tracking_uri()):
@@ -280,9 +278,11 @@ class Store:
                     experiment = client.get_experiment(given).experiment_id
                 else:
                     experiment = _experiment(client, name)
+                if not str(experiment).strip():
+                    raise ValueError("the answer names no experiment, as an MLflow server's does")
         except Exception as error:
             raise RamenError(
-                f"MLflow store {mlflow.get_tracking_uri()}: cannot be used ({reason(error)}); "
+                f"MLflow store {tracking_uri()}: cannot be used ({explained(error)}); "
                 f"check MLFLOW_TRACKING_URI, or set {SWITCH_ENV}=off"
             ) from error
         return cls(client, str(experiment), Journal(client, spool()))
@@ -424,9 +424,7 @@ def use_project_store() -> None:
 
 def require_store() -> None:
     """Raise RamenError for a database file that is not there, rather than let MLflow create an empty one."""
-    import mlflow
-
-    uri = str(mlflow.get_tracking_uri())
+    uri = tracking_uri()
     file = _database(uri)
     if file and not file.is_file():
         raise RamenError(f"no tracking database at {uri}; run `ramen run` here or set MLFLOW_TRACKING_URI")
@@ -434,7 +432,8 @@ def require_store() -> None:
 
 def _database(uri: str) -> Path | None:
     """The file of a store that is a SQLite database; None for any other store. MLflow writes a space as %20."""
-    return Path.cwd() / unquote(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+    place, _, _ = uri.removeprefix("sqlite:///").partition("?")
+    return Path.cwd() / unquote(place) if uri.startswith("sqlite:///") and place else None
 
 
 @contextmanager
@@ -445,7 +444,9 @@ def _one_creator(uri: str) -> Iterator[None]:
         yield
         return
     name = hashlib.sha256(f"{os.getuid()} {file}".encode()).hexdigest()[:16]
-    with (Path(tempfile.gettempdir()) / f"ramen-mlflow-{name}.lock").open("w") as lock:
+    place = Path(tempfile.gettempdir()) / f"ramen-mlflow-{name}.lock"
+    # the folder is everybody's: a link that somebody else put there is not followed
+    with os.fdopen(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -305,3 +305,12 @@ def test_too_little_memory_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert (result.exit_code, result.stderr) == (
         1, "error: not enough memory (Unable to allocate 9 TiB); use a larger machine or less data\n"
     )  # fmt: skip
+
+
+def test_query_that_is_no_unicode_is_one_line() -> None:
+    from ramen.errors import RamenError
+    from ramen.index.retriever import check_unicode
+
+    check_unicode("caf\u00e9 \U0001f600")
+    with pytest.raises(RamenError, match=r"query: character 4 is a lone surrogate \(U\+DCE9\); give valid UTF-8"):
+        check_unicode(os.fsdecode(b"caf\xe9"))

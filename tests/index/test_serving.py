@@ -94,6 +94,8 @@ def test_server_answers_many_texts_at_once_and_refuses_what_it_cannot_answer(ask
         ({"inputs": [1, 2]}, "str"),
         ({"inputs": {"text": "rook"}}, "list"),
         ({"text": "rook"}, "inputs"),
+        (b'{"inputs": ["rook", "\\ud800"]}', "character 1 is a lone surrogate (U+D800)"),
+        (b'{"inputs": ["rook"], "params": {"k": NaN}}', "k"),
         (b"{not json", "JSON"),
     ]:
         status, answer = ask(body)

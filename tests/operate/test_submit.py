@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from pipelines import submitting
+from pipelines import answers, submitting
 from ramen.cli import cli
 from ramen.config import resolve
 from ramen.stages import STAGES
@@ -227,3 +230,117 @@ def test_refusals_are_one_line(server: Server, tmp_path: Path) -> None:
     del spec[0]["root"]["inputDefinitions"]["parameters"]["walk"]
     (tmp_path / "old.yaml").write_text(yaml.safe_dump_all(spec))
     assert "compiled by another version (parameter 'walk' differs)" in _submit("old.yaml", "--preset", "demo").output
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A server that is no Kubeflow Pipelines: answers as `kind` of its server says."""
+
+    def do_GET(self) -> None:
+        status, headers, body = ANSWERS[self.server.kind]  # type: ignore[attr-defined]
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *values: Any) -> None:
+        pass
+
+
+HTML, JSON = {"Content-Type": "text/html"}, {"Content-Type": "application/json"}
+ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
+    "login page": (200, HTML, b"<html><form>password</form></html>"),
+    "redirect to a login page": (302, {"Location": "/login?token=abcdef"}, b""),
+    "login page called JSON": (200, JSON, b"<html>"),
+    "garbage": (200, JSON, b'{"run_id": "x"'),
+    "nested": (200, JSON, b"[" * 100_000),
+    "list": (200, JSON, b"[1]"),
+    "empty object": (200, JSON, b"{}"),
+    "ids of another type": (200, JSON, b'{"experiment_id": [1], "run_id": [1]}'),
+    "no content type": (200, {}, b"{}"),
+    "closes in the middle": (200, JSON | {"Content-Length": "1000"}, b'{"run_id":'),
+    "unauthorised": (401, HTML, b"<html>"),
+}
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("login page", "answers text/html, expected JSON"),
+        ("redirect to a login page", "redirects to /login?token=***"),
+        ("login page called JSON", "no JSON object"),
+        ("garbage", "no JSON object"),
+        ("nested", "no JSON object"),
+        ("list", "no JSON object"),
+        ("empty object", "no id of an experiment"),
+        ("ids of another type", "no id of a"),
+        ("no content type", "without a content type"),
+        ("closes in the middle", "IncompleteRead"),
+        ("unauthorised", "status 401"),
+    ],
+)
+def test_server_that_is_no_kubeflow_is_one_line(stranger: ThreadingHTTPServer, kind: str, said: str) -> None:
+    stranger.kind = kind  # type: ignore[attr-defined]
+    done = _submit(
+        PIPELINE, "--preset", "demo", "--endpoint", f"http://me:geheim@127.0.0.1:{stranger.server_port}", "--watch"
+    )
+    assert done.exit_code == 1 and said in done.output, done.output
+    assert len(done.output.splitlines()) == 1 and "geheim" not in done.output and "run None" not in done.output
+
+
+def test_server_that_never_answers_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(answers, "READ_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        done = _submit(PIPELINE, "--preset", "demo", "--endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert done.exit_code == 1 and "Read timed out" in done.output and time.monotonic() - start < 10
+
+
+def test_answer_that_trickles_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(answers, "ANSWER_SECONDS", 0.5)
+    stopped = threading.Event()
+
+    def trickle(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999999\r\n\r\n")
+            while not stopped.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=trickle, args=(server,), daemon=True)
+        thread.start()
+        done = _submit(PIPELINE, "--preset", "demo", "--endpoint", f"http://127.0.0.1:{server.getsockname()[1]}")
+        stopped.set()
+        thread.join(10)
+    assert done.exit_code == 1 and "not complete after 0.5 s" in done.output
+
+
+@pytest.mark.parametrize("endpoint", ["ftp://host", "http://", "http://host:99999", "http://ho st", "http://[::1"])
+def test_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
+    done = _submit(PIPELINE, "--preset", "demo", "--endpoint", endpoint)
+    assert done.exit_code == 2 and "is no address" in done.output and len(done.output.splitlines()) == 1
+
+
+def test_password_of_the_endpoint_is_not_printed(server: Server) -> None:
+    done = _submit(PIPELINE, "--preset", "demo", "--endpoint", server.url.replace("//", "//me:geheim@"))
+    assert done.exit_code == 0 and f"run run-1: {server.url}/#/runs/details/run-1" in done.output
+    assert "geheim" not in done.output
