@@ -6,7 +6,6 @@ and `ramen ablate` begin, and for a single stage, from any front, before it open
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,19 +78,12 @@ def check_registry(sections: Sections) -> None:
 
     Raises:
         RamenError: tracking is off, or the registry cannot be reached.
-        ConfigError: MLflow takes no model or alias of that name.
     """
     settings: config.Index = sections["index"]
     if not settings.model:
         return
     if tracking_is_off():
         raise RamenError(UNTRACKED)
-    if set("/:") & set(settings.model):
-        raise ConfigError(f"index.model = {settings.model!r}: MLflow takes no names with / or :; choose another")
-    if not re.fullmatch(r"[\w-]*", settings.alias) or re.fullmatch(r"(?i)latest|v\d+|\d+", settings.alias):
-        raise ConfigError(
-            f"index.alias = {settings.alias!r}: MLflow takes letters, digits, _ and -, but not latest, v1 or 1"
-        )
     Store.connect()
     with plain_errors("looking for the model registry"):
         connect().search_registered_models(max_results=1)

@@ -59,7 +59,10 @@ def test_run_is_refused_before_it_begins(words: tuple[str, ...], said: str, tiny
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("--set=index.model=a/b",), "no names with / or :"), (("--set=index.alias=latest",), "but not latest, v1 or 1")],
+    [
+        (("--set=index.model=a/b",), "index.model: 'a/b': expected a name without /"),
+        (("--set=index.alias=latest",), "index.alias: 'latest': expected a name"),
+    ],
 )
 def test_names_that_the_registry_does_not_take_are_refused(
     words: tuple[str, ...], said: str, tiny_source: Path
