@@ -56,7 +56,9 @@ def test_a_long_value_is_cut() -> None:
     line = str(RamenError(f"x.txt: {'a' * 10**6}; do this"))
     assert len(line) < 1100 and line.startswith("x.txt: aaa") and line.endswith("aaa; do this")
     assert "(999,016 characters left out)" in line
-    assert errors.shown("a" * 100) == "'" + "a" * 79 + "..." and errors.shown(10**5000).startswith("a number of thousands")
+    assert errors.shown("a" * 100) == "'" + "a" * 79 + "..." and errors.shown(10**5000).startswith(
+        "a number of thousands"
+    )
 
 
 def test_the_number_of_a_system_error_is_left_out() -> None:
