@@ -199,6 +199,13 @@ def test_every_number_has_a_lower_and_an_upper_bound() -> None:
                 assert ">" in extent and "<" in extent, f"{name}.{key}: {extent or 'no bounds'}"
 
 
+def test_an_alias_bomb_is_refused_at_once() -> None:
+    levels = [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    Path("bomb.yaml").write_text("\n".join(["a0: &a0 [x, x, x]", *levels, "objective: {anchor_sets: *a11}"]) + "\n")
+    with pytest.raises(ConfigError, match=r"^bomb.yaml:\d+: not valid YAML \(more than 20,000 values\)$"):
+        resolve(params="bomb.yaml")
+
+
 def test_a_wrong_value_names_the_file_that_it_is_from() -> None:
     Path("my.yaml").write_text("training: {epochs: 0}\nwalk: {hops: 5}\n")
     with pytest.raises(ConfigError) as error:

@@ -166,7 +166,7 @@ def test_pipelines_of_kubeflows_own_plugin_are_listed(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(RamenError("line one\nline two"), "FAILED"), (Interrupted("stopped"), "KILLED"), (ValueError(), "FAILED")],
+    [(RamenError("line one", "line two"), "FAILED"), (Interrupted("stopped"), "KILLED"), (ValueError(), "FAILED")],
 )
 def test_a_run_ends_as_its_stage_ended(error: Exception, status: str) -> None:
     with pytest.raises(type(error)), open_tracker("ingest") as track:

@@ -140,7 +140,7 @@ def packages(folder: Path, data: bytes) -> object:
 def snapshot(folder: Path, data: bytes) -> object:
     from ramen.data.sources.packages import read_packages
 
-    return read_packages(_written(folder, "debian.jsonl.gz", data))
+    return read_packages(_written(folder, "debian.jsonl", data))
 
 
 def _data(source: str, folder: Path) -> object:

@@ -139,7 +139,7 @@ def _array(archive: zipfile.ZipFile, name: str, file_bytes: int) -> NDArray[Any]
             expected = "numbers" if name == "data" else "text" if name == "format" else "whole numbers"
             raise NotSparse(f"`{name}` holds {dtype.name}, expected {expected}")
         size = math.prod(shape) * dtype.itemsize
-        if len(shape) > 1 or size != info.file_size - stream.tell():
+        if len(shape) > 1 or (not shape and name != "format") or size != info.file_size - stream.tell():
             raise NotSparse(
                 f"`{name}` claims {shape} {dtype.name} values, but holds {info.file_size - stream.tell():,} bytes"
             )
