@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ramen.errors import DataError, Problem, undecoded
+from ramen.errors import DataError, Problem, not_text, undecoded
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 """Suffix -> separator of a file with a header line."""
@@ -39,6 +39,9 @@ def text_rows(path: Path, item: str, *, uid_optional: bool = False) -> Iterator[
         named = (isinstance(uid, str) and uid) or (uid is None and uid_optional)
         if not (named and isinstance(text, str) and text.strip()):
             raise DataError(Problem(str(path), f"not a {item}", _form(path, uid_optional), line=line))
+        for field, value in (("uid", uid or ""), ("text", text)):
+            if broken := not_text(str(value)) or ("\\0" if "\0" in str(value) else ""):
+                raise DataError(Problem(str(path), f"{broken} is no character of a text", "remove it", line, field))
         yield line, uid, text  # type: ignore[misc]
 
 
@@ -108,7 +111,7 @@ def _json_rows(path: Path, item: str, uid_optional: bool) -> Iterator[tuple[int,
         try:
             row = json.loads(line)
             found = row.get("uid") if uid_optional else row["uid"], row["text"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise DataError(Problem(str(path), f"not a {item}", _form(path, uid_optional), line=number)) from None
         yield number, *found
 
@@ -120,8 +123,9 @@ def _parquet_rows(path: Path, uid_optional: bool) -> Iterator[tuple[int, object,
     try:
         _columns(path, names := pq.read_schema(path).names, uid_optional)
         table = pq.read_table(path, columns=[name for name in ("uid", "text") if name in names])
-    except (OSError, pyarrow.ArrowException) as error:
-        why = str(error).splitlines()[0]
+        texts = table["text"].to_pylist()
+        uids = table["uid"].to_pylist() if "uid" in names else [None] * len(table)
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        why = "text that is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error).splitlines()[0]
         raise DataError(Problem(str(path), f"cannot be read ({why})", "give a Parquet file")) from None
-    uids = table["uid"].to_pylist() if "uid" in names else [None] * len(table)
-    yield from ((number, *row) for number, row in enumerate(zip(uids, table["text"].to_pylist(), strict=True), 1))
+    yield from ((number, *row) for number, row in enumerate(zip(uids, texts, strict=True), 1))

@@ -33,6 +33,7 @@ from urllib.parse import quote, unquote
 from ramen.errors import ArtifactError, Interrupted, RamenError, reason, warn
 from ramen.processes import rank
 from ramen.provenance import dvc_project, pipeline_key, provenance
+from ramen.redaction import redact
 from ramen.tracking.errors import explained, silence, tracking_uri
 from ramen.tracking.journal import SPOOL_ENV, Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
@@ -99,7 +100,7 @@ def start_pipeline_run(
 
     Args:
         name: of the run.
-        config_yaml: the whole configuration, stored as config.yaml.
+        config_yaml: the whole configuration, stored as config.yaml without credentials.
         tags: beside the provenance.
         sections: the configuration's values, recorded as parameters (stages from a cache record none themselves).
 
@@ -119,7 +120,7 @@ def start_pipeline_run(
                 tracker.params(flat_params(sections or {}))
                 with tempfile.TemporaryDirectory() as scratch:
                     file = Path(scratch) / "config.yaml"
-                    file.write_text(config_yaml, encoding="utf-8")
+                    file.write_text(redact(config_yaml), encoding="utf-8")
                     tracker.artifact(file)
                 yield run_id
         finally:

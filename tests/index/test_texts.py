@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ramen.errors import DataError
@@ -69,3 +71,24 @@ def test_labels_are_added_from_csv(tmp_path: Path) -> None:
     add.write_text("text\neins\n")
     with pytest.raises(DataError, match=r"new\.csv:1: expected the columns uid and text, found 'text'"):
         read_changes(add, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, r"queries\.jsonl:2: not a query"),
+        ('{"text": "\\ud800"}', r"queries\.jsonl:2 \[text\]: \\ud800 is no character of a text; remove it"),
+        ('{"uid": "a\\u0000", "text": "mail"}', r"queries\.jsonl:2 \[uid\]: \\0 is no character of a text; remove it"),
+        ('{"text": ["mail"]}', r"queries\.jsonl:2: not a query"),
+    ],
+)
+def test_broken_json_is_refused_with_its_line(content: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        queries(tmp_path, '{"text": "web"}\n' + content, "queries.jsonl")
+
+
+def test_parquet_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+    pq.write_table(pa.table({"text": broken}), tmp_path / "queries.parquet")
+    with pytest.raises(DataError, match=r"queries\.parquet: cannot be read \(text that is not UTF-8\)"):
+        list(_queries(tmp_path / "queries.parquet"))
