@@ -159,7 +159,11 @@ def cli_page() -> str:
 def _exit_codes() -> list[str]:
     from ramen.errors import Interrupted, RamenError
 
-    errors: list[type[RamenError | Interrupted]] = [RamenError, *RamenError.__subclasses__(), Interrupted]
+    errors: list[type[RamenError | Interrupted]] = [
+        RamenError,  # others, defined elsewhere, are there only if their module is imported
+        *(error for error in RamenError.__subclasses__() if error.__module__ == RamenError.__module__),
+        Interrupted,
+    ]
     return [
         f"| {error.exit_code} | `{error.__name__}`: {(error.__doc__ or '').strip().splitlines()[0]} |"
         for error in errors

@@ -450,12 +450,13 @@ def _replace(source: Path, target: Path, kind: str) -> None:
         warn(f"{target}: files that ramen did not write were added while the stage ran; they are in {kept}")
 
 
-def check_writable(place: Path, what: str = "") -> None:
+def check_writable(place: Path, what: str = "", remedy: str = "choose another path") -> None:
     """Refuse a path that a file or directory cannot be written to: its nearest existing folder is tried.
 
     Args:
         place: the path; what is there is not touched.
         what: what the message begins with, such as an option's name and a space.
+        remedy: what the message ends with.
 
     Raises:
         ArtifactError: it cannot; the message says why.
@@ -471,7 +472,7 @@ def check_writable(place: Path, what: str = "") -> None:
             pass
     except OSError as error:
         said = error.strerror or str(error)
-        raise ArtifactError(f"{what}{place}: cannot be written ({said}); choose another path") from None
+        raise ArtifactError(f"{what}{place}: cannot be written ({said}); {remedy}") from None
 
 
 def check_room(needed: Mapping[Path, int]) -> None:

@@ -82,17 +82,14 @@ def not_text(text: str) -> str:
 class RamenError(Exception):
     """An error caused by the user's input or configuration.
 
-    The arguments are the causes; the message that the user reads has one line for each.
+    The arguments are the causes; the message has one line for each, without the credentials of URLs: messages are
+    printed, logged and tracked.
     """
 
     exit_code = 1
 
-    def __init__(self, *details: object) -> None:
-        """Keep the message without the credentials of URLs: messages are printed, logged and tracked."""
-        super().__init__(*(redact(detail) if isinstance(detail, str) else detail for detail in details))
-
     def __str__(self) -> str:
-        return "\n".join(printable(_ERRNO.sub(_path_first, str(cause))) for cause in self.args)
+        return "\n".join(printable(redact(_ERRNO.sub(_path_first, str(cause)))) for cause in self.args)
 
 
 class ConfigError(RamenError):

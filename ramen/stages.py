@@ -40,7 +40,7 @@ from ramen.errors import ArtifactError, Interrupted
 from ramen.processes import rank
 from ramen.stopping import on_stop
 from ramen.tracking import NullTracker, Tracker, flat_params, open_tracker
-from ramen.work import alone, claim, release, work_directory
+from ramen.work import WORK_ENV, alone, claim, release, work_directory
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -242,8 +242,10 @@ STAGES: dict[str, Stage] = {
                 "data/sparse.py",
                 "encoder",
                 "evaluation/metrics.py",
+                "evaluation/per_document.py",
                 "evaluation/predictions.py",
                 "evaluation/quantiles.py",
+                "evaluation/uncertainty.py",
                 "index",
                 "processes.py",
                 "retrieval.py",
@@ -349,8 +351,9 @@ def preflight(names: Iterable[str], sections: Mapping[str, Any], places: Iterabl
     names = list(names)
     work = work_directory({"stage": "", "sections": {}, "inputs": {}, "code": ""}).parent / "task"
     written = {Path(place): ROOM for place in places}
-    for place in (*written, work):
+    for place in written:
         check_writable(place)
+    check_writable(work, remedy=f"set {WORK_ENV} to another directory")
     if copies := sum(STAGES[name].copies for name in names):
         weights = _encoder_bytes(sections["encoder"].name)
         written[next(iter(written), work)] += copies * weights

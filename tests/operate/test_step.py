@@ -74,5 +74,9 @@ def test_unwritable_volume_is_one_line(
     with pytest.raises(SystemExit) as ended:
         ingest(pod, "data.source=xc", f"data.path={tiny_source}")
     said = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 4 and said[-2].startswith(f"error: {pod / 'mnt' / 'work'}: no folder can be made there")
-    assert said[-2].endswith("set RAMEN_WORK to another") and said[-1] == "exit code 4"
+    assert (
+        ended.value.code == 4
+        and said[-2].startswith(f"error: {pod / 'mnt' / 'work'}")
+        and "cannot be written" in said[-2]
+    )
+    assert said[-2].endswith("set RAMEN_WORK to another directory") and said[-1] == "exit code 4"

@@ -112,8 +112,8 @@ def test_more_processes_than_cores_are_refused_before_one_is_started(monkeypatch
 
     monkeypatch.setattr("ramen.training.launch._start", start)
     with (
-        pytest.raises(ConfigError, match=r"training.processes = 2000: this machine has \d+ \w+; \d+ at most"),
-        together("warmup", {}, {}, Training(processes=2000)),
+        pytest.raises(ConfigError, match=r"training.processes = 1000: this machine has \d+ \w+; \d+ at most"),
+        together("warmup", {}, {}, Training(processes=1000)),
     ):
         pass
 

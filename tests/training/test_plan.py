@@ -154,7 +154,9 @@ def test_epochs_are_a_number_or_auto() -> None:
     assert resolve(preset="xc").training.epochs == "auto"
     assert resolve(preset="xc", sets=["training.epochs=8.0"]).training.epochs == 8, "KFP stores integers as floats"
     for value in ("none", "0", "2.5", "true"):
-        with pytest.raises(ConfigError, match=r"training.epochs: .*: expected a whole number of at least 1, or auto"):
+        with pytest.raises(
+            ConfigError, match=r"training.epochs: .*: expected a whole number from 1 to 100000, or auto"
+        ):
             resolve(preset="xc", sets=[f"training.epochs={value}"])
     with pytest.raises(ConfigError, match="max_minutes = 5 needs epochs = auto, not 8"):
         resolve(preset="xc", sets=["training.epochs=8", "training.max_minutes=5"])
