@@ -563,7 +563,7 @@ class Index(Section):
             raise ValueError(f"expected {', '.join(INDEX_KINDS)}, or a faiss factory string such as IVF4096,PQ48")
         for token, number in re.findall(r"(IMI2x|[A-Za-z_]+)(\d+)", value):
             # a faiss factory takes any number: 0 ends the process, and codes of 24 bits take 50 GB
-            largest = {"IMI2x": 10, "x": 16}.get(token, FACTORY_MAX)
+            largest = {"IMI2x": 10, "x": 16, "HNSW": 256}.get(token.lstrip("_"), FACTORY_MAX)
             if not 1 <= int(number[:10]) <= largest:
                 raise ValueError(f"{value!r}: expected a number from 1 to {largest} in {token}{number}")
         return value

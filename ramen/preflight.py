@@ -12,11 +12,12 @@ from typing import Any
 
 from ramen import config
 from ramen.artifacts import Artifact, open_artifact
-from ramen.encoder.checking import check_folder, refusal
+from ramen.encoder.checking import check_folder, encoder_width, refusal
 from ramen.errors import ArtifactError, ConfigError, RamenError, nearest
 from ramen.evaluation.metrics import REPORTED
 from ramen.evaluation.per_document import read_propensity
 from ramen.evaluation.quantiles import LABEL_DEPTHS
+from ramen.index.build import make_index
 from ramen.index.registry import connect, plain_errors
 from ramen.retrieval import load_faiss
 from ramen.tracking import UNTRACKED, tracking_is_off
@@ -61,6 +62,13 @@ def check_base(sections: Sections) -> Artifact | None:
             f"a={scoring.propensity_a}, b={scoring.propensity_b}; evaluate both with the same"
         )
     return base
+
+
+def check_index(sections: Sections) -> None:
+    """Raise ConfigError if `index.kind` is a factory string of which faiss makes no index as wide as the encoder."""
+    settings, width = sections["index"], encoder_width(sections["encoder"].name)
+    if settings.kind not in config.INDEX_KINDS and width:
+        make_index(settings.kind, width)
 
 
 def check_gate(sections: Sections) -> None:

@@ -10,22 +10,31 @@ from typing import Any
 from urllib.parse import unquote
 
 HIDDEN = "***"
-_NAMES = (
-    r"pass(?:word|wd|phrase)?|pwd|(?:[\w.-]*[_.-])?(?:password|token|secret|credentials?|signature)|sig|auth|"
-    r"(?:[\w.-]*[_.-])?(?:api|access|secret|account|private|shared)?[_.-]?key(?:[_.-]?id)?|awsaccesskeyid"
+_SECRET = (
+    r"(?:[\w.\[\]-]*(?:password|passwd|passphrase|token|secret|credentials?|signature|authorization)|pass|pwd|"
+    r"[\w.-]*(?:api|access|secret|account|private|shared)[_.-]?key(?:[_.-]?id)?)\]?(?:\[\])?"
 )
+_NAMES = rf"{_SECRET}|sig|auth|jwt|session|code|[\w.-]*[_.-]?key(?:[_.-]?id)?"
+"""Names of secrets: in text of any kind, and in a URL, where short names have no other meaning."""
 _USER = (
-    # a password may hold "/" or "@" where somebody forgot to encode it; digits after the colon are a port
-    re.compile(r"(?<=://)[^\s:/?#@]*:(?!\d{1,5}(?:[/?#]|$))[^\s]*@"),
+    # a password may hold "/" or "@" where somebody forgot to encode it: rather a path than a password is lost
+    re.compile(r"(?<=://)[^\s:/?#@]*:[^\s]*@"),
     re.compile(r"(?<=://)[^\s/?#]*@"),
 )
 """User and password of a URL, before its host."""
 _PATTERNS = (
     *((pattern, f"{HIDDEN}@") for pattern in _USER),
-    # parameters of a query string
-    (re.compile(rf"(?i)(?<=[?&;])((?:{_NAMES})=)[^\s&;#'\"]*"), rf"\g<1>{HIDDEN}"),
-    # the same as a data source name or a driver's message has them
-    (re.compile(r"(?i)\b((?:password|passwd|pwd|secret)\s*=\s*)('[^']*'|\"[^\"]*\"|[^\s,;&)]+)"), rf"\g<1>{HIDDEN}"),
+    (re.compile(r"(?<![\w:/@.%+-])[\w.%+-]+:[^\s@/:]+@(?=[\w\[])"), f"{HIDDEN}@"),  # an address without a scheme
+    # parameters of a query string or fragment
+    (re.compile(rf"(?i)(?<=[?&;#])((?:{_NAMES})=)(?:'[^']*'|\"[^\"]*\"|[^\s&;#'\"]*[^\s&;#'\":]|)"), rf"\g<1>{HIDDEN}"),
+    # the same as a data source name, JSON or a header has them
+    (
+        re.compile(
+            rf"(?i)(?<![\w.?&;#-])(['\"]?(?:--)?(?:{_SECRET})['\"]?\s*(?:=|:(?!//))\s*(?:(?:bearer|basic|token)\s+)?)"
+            r"('[^']*'|\"[^\"]*\"|[^\s,;&)}\]'\"]+)"
+        ),
+        rf"\g<1>{HIDDEN}",
+    ),
     (re.compile(r"(?i)\b(bearer\s+|basic\s+)[A-Za-z0-9._~+/=-]{8,}"), rf"\g<1>{HIDDEN}"),
 )
 URL_VARIABLES = (
@@ -67,7 +76,11 @@ def redact_values(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
-        return {key: redact_values(item) for key, item in value.items()}
+        return {
+            key: HIDDEN if isinstance(item, str) and item and re.fullmatch(f"(?i){_SECRET}", str(key)) else
+            redact_values(item)
+            for key, item in value.items()
+        }  # fmt: skip
     if isinstance(value, list | tuple):
         return [redact_values(item) for item in value]
     return value
@@ -83,9 +96,11 @@ class RedactingFilter(logging.Filter):
 
 def _known_secrets(environment: Mapping[str, str]) -> list[str]:
     """Secret values of an environment, longest first."""
-    found = {environment.get(name, "") for name in SECRET_VARIABLES}
+    found: set[str] = set()
+    for value in (environment.get(name, "") for name in SECRET_VARIABLES):
+        found |= {value, value.strip(), repr(value)[1:-1], *value.split()}
     for name in URL_VARIABLES:
         # greedy up to the last "@": a password that was not encoded may hold one
-        if match := re.match(r"[^:/]+://[^:/?#@]*:(.*)@", environment.get(name, ""), re.DOTALL):
+        if match := re.match(r"(?:[^:/]+:)?/*[^:/?#@]*:(.*)@", environment.get(name, ""), re.DOTALL):
             found |= {match.group(1), unquote(match.group(1))}
     return sorted((secret for secret in found if len(secret) >= SHORTEST), key=len, reverse=True)

@@ -253,6 +253,7 @@ STAGES: dict[str, Stage] = {
             impl="ramen.index.stage:publish_index",
             checks=(
                 "ramen.preflight:check_faiss",
+                "ramen.preflight:check_index",
                 "ramen.preflight:check_gate",
                 "ramen.preflight:check_registry",
             ),

@@ -151,6 +151,7 @@ def test_refusals_name_the_knob(assignment: str, line: str) -> None:
             r"data.path: '\udce9': expected UTF-8 text; rename the file or folder if this is its name",
         ),
         ("data.path=" + "a" * 5000, "data.path: expected at most 4096 characters, found 5,000"),
+        ("index.kind=HNSW100000", "index.kind: 'HNSW100000': expected a number from 1 to 256 in HNSW100000"),
         ("index.kind=IVF0,Flat", "index.kind: 'IVF0,Flat': expected a number from 1 to 1048576 in IVF0"),
         (
             "index.kind=IVF9999999999,Flat",

@@ -44,10 +44,10 @@ GAINS, ERROR = "Gains, ± deviation over seeds", ", [paired standard error over 
 @click.command(short_help="Run a study: rows over seeds, one table.")
 @config_options
 @click.option("--study", default="design", show_default=True, metavar="NAME", help="A shipped study or a YAML file.")
-@click.option("--rows", default="", metavar="A,B", help="Only these rows (and those they are compared with).")
+@click.option("--rows", metavar="A,B", help="Only these rows (and those they are compared with).")
 @click.option("--seeds", default="0,1,2", show_default=True, metavar="N,N", help="Seeds of training.")
 @click.option("--out", type=PATH, default=Path("ablations"), show_default=True, metavar="DIR", help="Where it goes.")
-def ablate(resolve: Callable[..., Config], study: str, rows: str, seeds: str, out: Path) -> None:
+def ablate(resolve: Callable[..., Config], study: str, rows: str | None, seeds: str, out: Path) -> None:
     """Train and evaluate every row of a study under every seed, and set them side by side.
 
     Results of stages are kept in DIR/cache by content: what two rows share is computed once, a stopped study goes on
@@ -163,11 +163,11 @@ def _numbers(seeds: str) -> list[int]:
     return sorted(numbers)
 
 
-def _chosen(study: Study, rows: str) -> Study:
+def _chosen(study: Study, rows: str | None) -> Study:
     """The study with only the named rows, and those they are compared with."""
     from dataclasses import replace
 
-    if not rows:
+    if rows is None:
         return study
     wanted = {name.strip() for name in rows.split(",")}
     if lost := wanted - {row.name for row in study.rows}:

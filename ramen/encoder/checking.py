@@ -5,6 +5,7 @@ transformers replaces missing weights by random ones and a missing tokenizer by 
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,9 @@ TOKENIZERS = (
     "spm.model",
 )
 """Files of which an encoder's folder has at least one."""
+PACKAGED_WIDTHS = {"minilm": 384, "tiny": 32}
+LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,6})\.")
+"""The number of a layer in the name of a parameter."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 PROBES = ("the quick brown fox", "a web server for large files", "12 34 56", "наука и жизнь", "机器学习")
 """Texts that are encoded to try an encoder, next to some words of its own vocabulary."""
@@ -83,12 +87,29 @@ def check_folder(folder: Path) -> None:
             f"expected weights in model.safetensors, found {found}",
             "if you trust its source, load it with transformers and save it with save_pretrained",
         )
+    layers = 0
     for file in weights:
         try:
-            with safe_open(file, "np"):
-                pass
+            with safe_open(file, "np") as opened:
+                numbered = [LAYER.search(name) for name in opened.keys()]  # noqa: SIM118 (no mapping)
+            layers = max([layers, *(int(match[1]) + 1 for match in numbered if match)])
         except Exception as error:  # classes of the safetensors library and of the system
             raise refusal(folder, f"{file.name}: damaged or truncated ({_line(error)})", again) from None
+    settings = read_json(folder / "config.json", dict[str, Any])
+    for key in ("num_hidden_layers", "n_layers"):
+        stated = settings.get(key)
+        if isinstance(stated, int) and layers and not 1 <= stated <= layers:
+            raise refusal(folder, f"config.json: {key} = {stated}, but the weights have {layers} layers", again)
+
+
+def encoder_width(name: str) -> int:
+    """Width of an encoder's vectors, if it is known before the encoder is loaded; else 0."""
+    if name in PACKAGED_WIDTHS:
+        return PACKAGED_WIDTHS[name]
+    if not (Path(name) / "config.json").is_file():
+        return 0
+    width = read_json(Path(name) / "config.json", dict[str, Any]).get("hidden_size")
+    return width if isinstance(width, int) and width > 0 else 0
 
 
 def check_loaded(name: object, transformer: Any, missing: Any, mismatched: Any) -> None:

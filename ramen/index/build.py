@@ -62,6 +62,22 @@ def factory(labels: int, width: int, settings: Settings) -> str:
     return f"IVF{lists},{fits[0] if fits else list(codes)[-1]}"
 
 
+def make_index(recipe: str, width: int) -> Any:
+    """An empty inner-product index that faiss makes of a factory string.
+
+    Raises:
+        ConfigError: faiss makes none; the message says why.
+    """
+    faiss = load_faiss()
+    try:
+        return faiss.index_factory(width, recipe, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"index.kind = {recipe}: faiss can make no such index of width {width} ({_last_line(error)}); use auto, "
+            "flat, hnsw, ivf or another factory string"
+        ) from None
+
+
 def build_index(labels_LD: NDArray[np.float32], settings: Settings) -> Any:
     """Build an inner-product index; row i gets id i.
 

@@ -38,6 +38,8 @@ __all__ = [
     "versions",
 ]
 
+LIFETIME = range(1, 32_503_680_000_000)
+"""Milliseconds since the epoch that a version may be created at: to the year 3000."""
 PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 
 
@@ -186,14 +188,23 @@ def versions(name: str) -> list[Version]:
     with plain_errors(f"listing {name!r}", IMPATIENCE):
         aliases = _registered(client, name).aliases
         found = client.search_model_versions(f"name = '{name}'", max_results=10_000)
-    held = {int(number): [] for number in aliases.values()}  # type: dict[int, list[str]]
+    held: dict[int, list[str]] = {}
     for alias, number in sorted(aliases.items()):
-        held[int(number)].append(alias)
-    rows = [
-        Version(int(one.version), held.get(int(one.version), []), one.creation_timestamp, one.run_id, dict(one.tags))
-        for one in found
-    ]
+        held.setdefault(_number_in_answer(number), []).append(alias)
+    rows = []
+    for one in found:
+        number = _number_in_answer(one.version)
+        created = one.creation_timestamp if one.creation_timestamp in LIFETIME else 0
+        rows.append(Version(number, held.get(number, []), created, one.run_id, dict(one.tags)))
     return sorted(rows, key=lambda row: -row.number)
+
+
+def _number_in_answer(version: object) -> int:
+    """A version's number as the store names it. Raises RamenError if it is none."""
+    number = version_number(str(version))
+    if number is None:
+        raise RamenError(f"MLflow at {tracking_uri()}: names the version {version!r}, expected a number; is it MLflow?")
+    return number
 
 
 def connect(must_exist: bool = False) -> Any:

@@ -34,9 +34,11 @@ SPOOL_ENV = "RAMEN_SPOOL"
 """Folder of the journals; by default .ramen/tracking in the working directory. In a pod: a volume that outlives it."""
 TRY_AGAIN = 60.0
 """Seconds between two attempts to send a journal."""
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+NO_LONG_WAIT = {"MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
+"""A server may ask for an hour between two attempts."""
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30", **NO_LONG_WAIT}
 """Of a write: about a minute. MLflow's own patience is many silent minutes."""
-IMPATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+IMPATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15", **NO_LONG_WAIT}
 """While the store is known to be out of reach."""
 MISTAKES = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
 """MLflow's codes for a write that no later attempt makes good."""

@@ -35,7 +35,7 @@ from ramen.processes import rank
 from ramen.provenance import dvc_project, pipeline_key, provenance
 from ramen.redaction import redact
 from ramen.tracking.errors import explained, silence, tracking_uri
-from ramen.tracking.journal import SPOOL_ENV, Journal, environment_defaults, kept, spool
+from ramen.tracking.journal import NO_LONG_WAIT, SPOOL_ENV, Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
 
 EXPERIMENT = "ramen"
@@ -48,7 +48,7 @@ UNTRACKED = (
 PIPELINE_TAG = "ramen.pipeline"
 KEY_TAG = "ramen.pipeline_key"
 ERROR_TAG = "ramen.error"
-FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15", **NO_LONG_WAIT}
 """When a stage starts: a wrong address should be told in seconds."""
 PARAM_LIMIT = 500
 """Characters of a parameter's value that are kept; config.yaml on the parent holds everything."""

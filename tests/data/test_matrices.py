@@ -290,3 +290,20 @@ def test_broken_filter_lines(tmp_path: Path) -> None:
         f"{path}:2: expected a row below 3 and a column below 4, found 3 0; indices count from zero",
         f"{path}:3: expected `row column`, found '1'",
     ]
+
+
+def test_lines_beyond_the_header_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "trn_X_Y.txt.gz"
+    file.write_bytes(gzip.compress(b"60 30\n" + b"\n" * 1_000_000, 1))
+    defects = Defects()
+    read_matrix(file, defects)
+    assert str(defects.found[0]).endswith(
+        ":1: header says 60 rows, found 65536 or more; an empty line at the end is a row too"
+    )
+
+
+def test_repeated_columns_are_one_defect_per_row(tmp_path: Path) -> None:
+    file, defects = tmp_path / "trn_X_Y.txt", Defects()
+    file.write_text("2 3\n" + "0:1 " * 50 + "\n1:1 1:1\n")
+    read_matrix(file, defects)
+    assert [defect.line for defect in defects.found] == [2, 3]

@@ -130,9 +130,12 @@ def _read_text(path: Path, defects: Defects, expected: Expected | None) -> sp.cs
         columns.append(found)
         values.append(stored)
         read += len(chunk)
+        if read > shape[0]:
+            break  # a small packed file may hold any number of lines
     if read != shape[0] and not defects.found:
         mend = "an empty row needs its own (empty) line" if read < shape[0] else "an empty line at the end is a row too"
-        defects.add(path, f"header says {shape[0]} rows, found {read}", mend, line=1)
+        more = " or more" if read > shape[0] and len(chunk) == _CHUNK else ""
+        defects.add(path, f"header says {shape[0]} rows, found {read}{more}", mend, line=1)
     if defects.found:
         return _none()
     indptr = np.concatenate(counts).cumsum()
@@ -159,7 +162,8 @@ def _parse(
         defects.add(path, expected, "columns count from zero", line=first + int(row[entry]))
     order = np.lexsort((found, row))  # `binary` sorts; in which order a row names its columns means nothing
     twice = (np.diff(found[order]) == 0) & (np.diff(row[order]) == 0) & (found[order][1:] < columns)
-    for entry in islice(order[1:][twice], 20):
+    repeated = order[1:][twice]
+    for entry in islice(repeated[np.unique(row[repeated], return_index=True)[1]], 20):
         defects.add(path, f"column {found[entry]} twice", "keep each column once", line=first + int(row[entry]))
     for entry in islice(np.flatnonzero(~countable(numbers[1::2])), 20):
         add_uncountable(path, numbers[2 * entry + 1], defects, line=first + int(row[entry]))
