@@ -57,8 +57,10 @@ def test_same_content_same_digest_whatever_the_place(tmp_path: Path) -> None:
 
 def test_inputs_enter_the_manifest(tmp_path: Path) -> None:
     dataset = make(tmp_path / "dataset", name="dataset")
-    with drafts({"graph": tmp_path / "graph"}, sections={}, inputs={"dataset": dataset}, work=tmp_path / "work"):
-        pass
+    with drafts(
+        {"graph": tmp_path / "graph"}, sections={}, inputs={"dataset": dataset}, work=tmp_path / "work"
+    ) as made:
+        (made["graph"].path / "file.txt").write_text("x")
     assert open_artifact(tmp_path / "graph", "graph").manifest["inputs"] == {"dataset": dataset.digest}
 
 
@@ -373,3 +375,10 @@ def test_checkpoints_have_the_permissions_of_the_umask(umask: int, tmp_path: Pat
     Checkpoints(tmp_path / "work", {}).save(model, torch.optim.SGD(model.parameters()), Position())
     assert list((tmp_path / "work").rglob("weights.safetensors"))
     assert not wrong_modes(tmp_path / "work", umask)
+
+
+def test_manifest_without_files_is_refused(tmp_path: Path) -> None:
+    digest = {"format": 1, "kind": "dataset", "counts": {}, "sections": {}, "inputs": {}, "files": {}}
+    (tmp_path / "manifest.json").write_text(json.dumps(digest))
+    with pytest.raises(ArtifactError, match="files: expected the artifact's files, found none"):
+        open_artifact(tmp_path, "dataset")

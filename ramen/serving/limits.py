@@ -17,6 +17,8 @@ MOST_BYTES = 1 << 20
 """Bytes of a body: the longest text and the most excluded uids, with every character escaped."""
 MOST_DISCARDED = 32 << 20
 """Bytes of a body too large that are read before it is refused: a client that still sends sees no answer otherwise."""
+HEADER_SECONDS = 10.0
+"""Within which the headers of a request must have arrived; a silent connection is closed."""
 BODY_SECONDS = 10.0
 """Within which a body must have arrived."""
 MOST_KEYS = 32

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ramen.errors import RamenError
-from ramen.serving.limits import MOST_CONNECTIONS, STOP_SECONDS
+from ramen.serving.limits import HEADER_SECONDS, MOST_CONNECTIONS, STOP_SECONDS
 from ramen.stopping import on_stop
 
 BACKLOG = 128
 """Connections that wait to be accepted."""
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection on which the headers of a request do not arrive in time; uvicorn waits for ever."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._cancel()
+
+    def _await_headers(self) -> None:
+        if self.conn.their_state is not h11.IDLE:  # the headers are complete
+            self._cancel()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _cancel(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class _Server(uvicorn.Server):
@@ -66,6 +98,7 @@ def serve(app: FastAPI, listening: socket.socket, announce: Callable[[str], Any]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     config = uvicorn.Config(
         app,
+        http=_Protocol,
         log_level="warning",
         limit_concurrency=MOST_CONNECTIONS,
         backlog=BACKLOG,

@@ -16,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from ramen.cli import cli
+from ramen.errors import RamenError
+from ramen.index import registry
 
 COMMANDS = {
     "registry": ["registry"],
@@ -141,3 +143,9 @@ def test_server_that_never_answers_ends_the_command(use: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         use(f"http://me:geheim@127.0.0.1:{silent.getsockname()[1]}")
         assert "timed out" in _refused("registry")
+
+
+@pytest.mark.parametrize("version", ["\u00b2", "x", "-1", "1" * 5000, None])
+def test_versions_that_are_no_numbers_are_one_line(version: object) -> None:
+    with pytest.raises(RamenError, match=r"names the version .*, expected a number"):
+        registry._number_in_answer(version)
