@@ -153,7 +153,7 @@ class Walk(Section):
         le=100_000,
     )
     restart: float = knob(0.8, "probability of jumping back to the start before a hop", "R-ICLR B", gt=0, le=1)
-    top_k: int = knob(10, "neighbours kept per anchor, beside itself", "pyxclib", ge=1, le=1000)
+    top_k: int = knob(10, "neighbours kept per anchor, without the anchor itself", "pyxclib", ge=1, le=1000)
     max_new: int = knob(10, "new anchors added to a row at most; original edges always stay", ge=0, le=1000)
     degree_cap: int = knob(
         500, "rows and anchors of a higher degree are left out of the walk", "pyxclib", ge=1, le=INDEX_MAX
@@ -538,7 +538,7 @@ class Index(Section):
     min_recall: float = knob(0.9, "gate: the alias moves only if ANN recall is at least this", ge=0, le=1)
     max_query_ms: float = knob(
         0.0,
-        "gate: the alias moves only if the median query, asked alone, takes at most this; 0 = no limit",
+        "gate: the alias moves only if the median query, run alone, takes at most this; 0 = no limit",
         ge=0,
         le=1e9,
     )

@@ -41,6 +41,7 @@ TOKENIZERS = (
 )
 """Files of which an encoder's folder has at least one."""
 PACKAGED_WIDTHS = {"minilm": 384, "tiny": 32}
+"""Width of the vectors of the encoders that are given by name."""
 LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,6})\.")
 """The number of a layer in the name of a parameter."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")

@@ -69,12 +69,19 @@ def make_index(recipe: str, width: int) -> Any:
         ConfigError: faiss makes none; the message says why.
     """
     faiss = load_faiss()
-    try:
+    with _explained(recipe, f"index {recipe!r} of width {width}"):
         return faiss.index_factory(width, recipe, faiss.METRIC_INNER_PRODUCT)
+
+
+@contextmanager
+def _explained(kind: str, index: str) -> Iterator[None]:
+    """Turn an error of faiss into a ConfigError that names `index.kind` and describes the index."""
+    try:
+        yield
     except RuntimeError as error:
         raise ConfigError(
-            f"index.kind = {recipe}: faiss can make no such index of width {width} ({_last_line(error)}); use auto, "
-            "flat, hnsw, ivf or another factory string"
+            f"index.kind = {kind}: faiss can make no {index} ({_last_line(error)}); use auto, flat, hnsw, ivf or "
+            "another factory string"
         ) from None
 
 
@@ -102,18 +109,13 @@ def build_index(labels_LD: NDArray[np.float32], settings: Settings) -> Any:
     count, width = labels_LD.shape
     recipe = factory(count, width, settings)
     labels_LD = np.ascontiguousarray(labels_LD)
-    with faiss_threads(build_threads(count, settings)):
-        try:
-            index = faiss.index_factory(width, recipe, faiss.METRIC_INNER_PRODUCT)
-            if isinstance(index, faiss.IndexHNSW):
-                index.hnsw.efConstruction = settings.ef_construction
-                index.hnsw.efSearch = settings.ef_search
-            index = _filled(faiss, index, labels_LD)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"index.kind = {settings.kind}: faiss can make no index {recipe!r} of {count:,} labels of width "
-                f"{width} ({_last_line(error)}); use auto, flat, hnsw, ivf or another factory string"
-            ) from None
+    described = f"index {recipe!r} of {count:,} labels of width {width}"
+    with faiss_threads(build_threads(count, settings)), _explained(settings.kind, described):
+        index = faiss.index_factory(width, recipe, faiss.METRIC_INNER_PRODUCT)
+        if isinstance(index, faiss.IndexHNSW):
+            index.hnsw.efConstruction = settings.ef_construction
+            index.hnsw.efSearch = settings.ef_search
+        index = _filled(faiss, index, labels_LD)
     if settings.nprobe and (lists := inverted_lists(index)) is not None:
         lists.nprobe = min(settings.nprobe, lists.nlist)
     return index

@@ -137,7 +137,7 @@ class Versions:
                     self._aliases[version] = (found, time.monotonic())
             return found
         if stale:
-            # the old version answers while the registry is asked and a new version is loaded
+            # the old version answers while the registry answers and a new version is loaded
             threading.Thread(target=self._follow, args=(version, known[0]), daemon=True).start()
         return known[0]
 

@@ -77,7 +77,7 @@ CUT_SHARE = 0.2
 LEAST_HELD_OUT = 500
 """Documents held out when they decide the end of training, if that is no more than a tenth."""
 NOISY_HELD_OUT = 200
-"""Held-out documents (or groups of them) below which a warning says that a small gain cannot be told from chance."""
+"""Held-out documents, or groups of them, below which a warning says that small gains may be noise."""
 LARGEST_GROUP = 0.02
 """Share of the held-out documents that one group takes at most, where smaller groups suffice. Groups are drawn whole,
 and a few large ones (the language packs of one program) would decide alone when training ends."""

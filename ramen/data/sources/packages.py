@@ -213,10 +213,10 @@ def _snapshot(path: Path, defects: Defects) -> Iterator[Package]:
         try:
             yield _package_of(json.loads(line))
         except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
-            told = "nested too deeply" if isinstance(error, RecursionError) else error
+            cause = "nested too deeply" if isinstance(error, RecursionError) else error
             if number == 1:
-                defects.add_unreadable(path, f"not a package in JSON ({told})", mend, line=number)
-            defects.add(path, f"not a package in JSON ({told})", mend, line=number)
+                defects.add_unreadable(path, f"not a package in JSON ({cause})", mend, line=number)
+            defects.add(path, f"not a package in JSON ({cause})", mend, line=number)
 
 
 def _package_of(item: Any) -> Package:

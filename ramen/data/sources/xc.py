@@ -239,10 +239,10 @@ def _parse_json(file: Path, line: str, number: int, defects: Defects) -> dict[st
     try:
         item = json.loads(line)
     except (ValueError, RecursionError) as error:
-        told = "nested too deeply" if isinstance(error, RecursionError) else error
+        cause = "nested too deeply" if isinstance(error, RecursionError) else error
         if number == 1:  # an array or an indented object, say: no line of the file is an object
-            defects.add_unreadable(file, f"not a JSON object ({told})", "write one object a line", line=number)
-        defects.add(file, f"not a JSON object ({told})", line=number)
+            defects.add_unreadable(file, f"not a JSON object ({cause})", "write one object a line", line=number)
+        defects.add(file, f"not a JSON object ({cause})", line=number)
         return instead
     if not isinstance(item, dict) or not isinstance(item.get("title"), str):
         defects.add(file, "expected a JSON object with a text `title`", line=number, field="title")
