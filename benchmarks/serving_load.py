@@ -38,16 +38,16 @@ STOP_SECONDS = 30
 def publish(folder: Path) -> None:
     """Register a small index of random labels as ramen@champion in the folder's tracking store."""
     from ramen.artifacts import sha256
-    from ramen.config import Encoder, Index
+    from ramen.config import EncoderConfig, IndexConfig
     from ramen.encoder.loading import load_encoder
     from ramen.index.build import build_index
-    from ramen.index.publishing import publish
     from ramen.index.retriever import write_retriever
+    from ramen.publishing.publish import publish
     from ramen.tracking import open_tracker
 
-    rng, settings = random.Random(0), Index(kind="flat")
+    rng, settings = random.Random(0), IndexConfig(kind="flat")
     texts = [" ".join(rng.choices(WORDS, k=4)) for _ in range(2000)]
-    encoder = load_encoder("tiny", Encoder(name="tiny"))
+    encoder = load_encoder("tiny", EncoderConfig(name="tiny"))
     encoder.save(folder / "model")
     files = {
         str(file.relative_to(folder / "model")): {"bytes": file.stat().st_size, "sha256": sha256(file)}

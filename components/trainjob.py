@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from components.image import IMAGE_ENV
-from pipelines.resources import (
+from components.resources import (
     GPU,
     MLFLOW_KEYS,
     MLFLOW_SECRET,
@@ -34,8 +34,8 @@ from pipelines.resources import (
 )
 from ramen.artifacts import open_artifact, write_json
 from ramen.errors import ConfigError, Interrupted, RamenError, warn
+from ramen.signals import on_interrupt
 from ramen.stages import STAGES
-from ramen.stopping import on_stop
 from ramen.tracking import Tracker
 
 NODES_ENV = "RAMEN_TRAIN_NODES"
@@ -90,7 +90,7 @@ def run_job(
         raise Interrupted(f"{stage}: stopped on request; job {name} was deleted, a retry goes on from its checkpoint")
 
     try:
-        with on_stop(stop):
+        with on_interrupt(stop):
             _create(api, namespace, job)
             _wait(api, namespace, name, stage)
     except Interrupted:

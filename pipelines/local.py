@@ -24,8 +24,8 @@ from ramen.cleanup import forget_warmup
 from ramen.config import Config
 from ramen.errors import ERROR, Interrupted, RamenError, warn
 from ramen.provenance import ARM_ENV
+from ramen.signals import on_interrupt
 from ramen.stages import STAGES, record_cached
-from ramen.stopping import on_stop
 
 STORE = ".kfp"
 """Folder under `--out` that holds the runner's outputs and its cache."""
@@ -102,7 +102,7 @@ def _run(pipeline: Callable[[], Any], console: Console) -> Any:
         console.stop()
         _signal_step(signal.SIGTERM)
 
-    with on_stop(stop):
+    with on_interrupt(stop):
         try:
             return pipeline()
         except RuntimeError as error:

@@ -11,8 +11,7 @@ from components.image import IMAGE, IMAGE_ENV
 from components.ingest.component import ingest
 from components.prune_retrain.component import prune_retrain
 from components.publish_index.component import publish_index
-from components.warmup.component import warmup
-from pipelines.resources import (
+from components.resources import (
     GPU,
     GPU_POOL,
     MLFLOW_KEYS,
@@ -28,6 +27,7 @@ from pipelines.resources import (
     WORK_CLAIM,
     WORK_PATH,
 )
+from components.warmup.component import warmup
 from ramen.config import Config
 from ramen.stages import STAGES
 

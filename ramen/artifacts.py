@@ -313,7 +313,7 @@ def foreign_content(place: Path, kind: str) -> str:
         why = str(error).rstrip("; ").removeprefix(f"{place / MANIFEST}: ").removeprefix(f"{place}: ")
         return f"it is not a {kind} that ramen wrote ({MANIFEST}: {why})"
     except OSError as error:
-        return f"it cannot be read ({io_reason(error)})"
+        return f"it cannot be read ({os_error_text(error)})"
     return ""
 
 
@@ -505,14 +505,14 @@ def failed_io(error: BaseException) -> str:
     It names what was to be written, not the file beside it.
     """
     if isinstance(error, OSError) and (error.filename or error.errno):
-        return io_reason(error)
+        return os_error_text(error)
     if type(error).__module__.partition(".")[0] in WRITERS:
         said = re.sub(r"^.*I/O error: | \(os error \d+\)", "", str(error).strip().splitlines()[0])
         return BESIDE.sub(r"\1", said)
     return ""
 
 
-def io_reason(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """Return `path: what went wrong` of an operating system's error, or only what went wrong where it names no path."""
     said = error.strerror or str(error).strip().partition("\n")[0] or type(error).__name__
     said = re.sub(r"^\[[Ee]rrno \d+\] ", "", said)

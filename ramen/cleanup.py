@@ -32,7 +32,7 @@ from ramen.artifacts import (
 )
 from ramen.errors import ArtifactError, RamenError
 from ramen.stages import STAGES
-from ramen.work import waiting_inputs
+from ramen.workdir import inputs_in_use
 
 LEFT_BY_RUNNER = {"scalars", "report", "executor_output.json"}
 """Files of Kubeflow's local runner next to a stage's artifacts."""
@@ -74,7 +74,7 @@ def find_unneeded(out: Path, runs: Path, studies: Path, *, unfinished: bool = Fa
     for run in sorted(runs.glob("ramen-*")):
         if not _finished(run) and _in_progress(run):
             raise RamenError(f"{run}: a run is in progress, or was killed just now; wait for it to end")
-    waiting = waiting_inputs()
+    waiting = inputs_in_use()
     protected = _protected(out)
     superseded = {
         path: reason for path in results if (reason := _superseded(path, protected, waiting, unfinished)) is not None

@@ -33,7 +33,7 @@ from pydantic import (
     model_validator,
 )
 
-from ramen.errors import ConfigError, nearest, not_text, shown
+from ramen.errors import ConfigError, lone_surrogate, nearest, shown
 from ramen.yamlfile import dump_yaml, parse_yaml, read_yaml
 
 SEED_MAX = 2**32 - 1
@@ -85,7 +85,7 @@ def _expected(annotation: Any) -> str:
 def _check_text(text: str) -> None:
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"expected at most {LONGEST_TEXT} characters, found {len(text):,}")
-    if not_text(text):
+    if lone_surrogate(text):
         raise ValueError(f"{shown(text)}: expected UTF-8 text; rename the file or folder if this is its name")
     if _CONTROL.search(text):
         raise ValueError(f"{shown(text)}: expected text without control characters")
@@ -94,7 +94,7 @@ def _check_text(text: str) -> None:
 _ASCII = "".join(map(chr, range(32, 127))) + "\t"
 
 
-class Data(Section):
+class DataConfig(Section):
     """Where the data come from and what is kept of them."""
 
     source: Literal["debian", "xc"] = knob("debian", "source module that reads the data")
@@ -143,7 +143,7 @@ class Data(Section):
         return value
 
 
-class Walk(Section):
+class WalkConfig(Section):
     """Cleaning of the raw metadata graphs and the random walk with restart."""
 
     hops: int = knob(
@@ -169,7 +169,7 @@ class Walk(Section):
     seed: int = knob(0, "seed of the walk", ge=0, le=SEED_MAX)
 
 
-class Encoder(Section):
+class EncoderConfig(Section):
     """The sentence encoder."""
 
     name: str = knob("minilm", "minilm (packaged, offline), tiny (random, for tests), or a Hugging Face name or path")
@@ -196,7 +196,7 @@ Sampling = Literal["uniform", "inverse_sqrt_degree"]
 """How an anchor is drawn among those of a row."""
 
 
-class Objective(Section):
+class ObjectiveConfig(Section):
     """Task loss and graph regularisers."""
 
     graphs: bool = knob(True, "regularise with the metadata graphs; false = the plain base algorithm")
@@ -263,7 +263,7 @@ class Objective(Section):
     negative_sets: list[str] = knob([], "draw these negatives from these anchor sets only; empty = all")
 
     @model_validator(mode="after")
-    def _weights_are_not_negative(self) -> Objective:
+    def _weights_are_not_negative(self) -> ObjectiveConfig:
         for name, weight in self.lambdas.items():
             if weight < 0:
                 raise ValueError(f"lambdas.{name} = {weight}: a regularisation weight is at least 0")
@@ -279,7 +279,7 @@ class Objective(Section):
         return float(self.lambdas.get(f"{anchor_set}.{side}", default))
 
 
-class Bandit(Section):
+class BanditConfig(Section):
     """Online tuning of the regularisation weights."""
 
     enabled: bool = knob(False, "tune the weights while training; false = they stay as objective says")
@@ -309,13 +309,13 @@ class Bandit(Section):
     )
 
     @model_validator(mode="after")
-    def _bounds_are_ordered(self) -> Bandit:
+    def _bounds_are_ordered(self) -> BanditConfig:
         if self.lambda_min > self.lambda_max:
             raise ValueError(f"lambda_min = {self.lambda_min} exceeds lambda_max = {self.lambda_max}")
         return self
 
 
-class Base(Section):
+class BaseConfig(Section):
     """The base algorithm that RAMEN regularises."""
 
     name: str = knob("inbatch", "inbatch, ance, ngame, dexa, dexml or siamesexml")
@@ -346,7 +346,7 @@ class Base(Section):
     )
 
 
-class Training(Section):
+class TrainingConfig(Section):
     """Optimisation, shared by warm-up and the prune-and-retrain rounds."""
 
     batch_size: int = knob(256, "documents per step, all processes together", ge=2, le=2**20)
@@ -407,7 +407,7 @@ class Training(Section):
         return value if value == "auto" else int(value)
 
     @model_validator(mode="after")
-    def _warmup_fits(self) -> Training:
+    def _warmup_fits(self) -> TrainingConfig:
         if self.epochs != "auto" and self.max_minutes:
             raise ValueError(f"max_minutes = {self.max_minutes:g} needs epochs = auto, not {self.epochs}")
         if self.epochs != "auto" and self.warmup_epochs > self.epochs:
@@ -419,7 +419,7 @@ Distance = Literal["l2", "mse"]
 """How far the encoder's vectors are from an oracle's."""
 
 
-class Guidance(Section):
+class GuidanceConfig(Section):
     """An oracle that reads metadata as text guides the encoder (MOGIC)."""
 
     enabled: bool = knob(
@@ -443,7 +443,7 @@ class Guidance(Section):
     )
 
 
-class Pruning(Section):
+class PruningConfig(Section):
     """Prune-and-retrain rounds."""
 
     every: int = knob(
@@ -471,7 +471,7 @@ class Pruning(Section):
     enabled: bool = knob(True, "false = retrain on the unpruned graphs (ablation 'no pruning')")
 
 
-class Classifier(Section):
+class ClassifierConfig(Section):
     """The second stage of NGAME-type bases: a classifier per label on the frozen encoder."""
 
     enabled: bool = knob(True, "train classifiers where the base algorithm has a second stage")
@@ -487,7 +487,7 @@ class Classifier(Section):
     dropout: float = knob(0.5, "dropout of the documents' vectors", "ngame", ge=0, lt=1)
 
 
-class Scoring(Section):
+class ScoringConfig(Section):
     """Retrieval and metrics on the test documents."""
 
     retrieve: int = knob(200, "labels retrieved per document before filtering", "pyxclib", ge=100, le=2048)
@@ -513,7 +513,7 @@ FACTORY_MAX = 2**20
 INDEX_KINDS = ("auto", "flat", "hnsw", "ivf")
 
 
-class Index(Section):
+class IndexConfig(Section):
     """The published retriever."""
 
     kind: str = knob(
@@ -597,18 +597,18 @@ class Index(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    "data": Data,
-    "walk": Walk,
-    "encoder": Encoder,
-    "objective": Objective,
-    "bandit": Bandit,
-    "base": Base,
-    "training": Training,
-    "guidance": Guidance,
-    "pruning": Pruning,
-    "classifier": Classifier,
-    "scoring": Scoring,
-    "index": Index,
+    "data": DataConfig,
+    "walk": WalkConfig,
+    "encoder": EncoderConfig,
+    "objective": ObjectiveConfig,
+    "bandit": BanditConfig,
+    "base": BaseConfig,
+    "training": TrainingConfig,
+    "guidance": GuidanceConfig,
+    "pruning": PruningConfig,
+    "classifier": ClassifierConfig,
+    "scoring": ScoringConfig,
+    "index": IndexConfig,
 }
 
 
@@ -617,18 +617,18 @@ class Config(BaseModel):
 
     model_config = Section.model_config
 
-    data: Data = Data()
-    walk: Walk = Walk()
-    encoder: Encoder = Encoder()
-    objective: Objective = Objective()
-    bandit: Bandit = Bandit()
-    base: Base = Base()
-    training: Training = Training()
-    guidance: Guidance = Guidance()
-    pruning: Pruning = Pruning()
-    classifier: Classifier = Classifier()
-    scoring: Scoring = Scoring()
-    index: Index = Index()
+    data: DataConfig = DataConfig()
+    walk: WalkConfig = WalkConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    bandit: BanditConfig = BanditConfig()
+    base: BaseConfig = BaseConfig()
+    training: TrainingConfig = TrainingConfig()
+    guidance: GuidanceConfig = GuidanceConfig()
+    pruning: PruningConfig = PruningConfig()
+    classifier: ClassifierConfig = ClassifierConfig()
+    scoring: ScoringConfig = ScoringConfig()
+    index: IndexConfig = IndexConfig()
 
     def sections(self, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Complete sections as plain dicts, in the order of `SECTIONS`."""
@@ -743,7 +743,7 @@ def _assign(tree: dict[str, Any], text: str) -> tuple[str, str]:
     _check_keys({section: {key: None}}, "--set")
     field = SECTIONS[section].model_fields[key]
     parsed: Any
-    if not_text(value):  # not YAML either; the knob's own check says so
+    if lone_surrogate(value):  # not YAML either; the knob's own check says so
         parsed = value
     elif field.annotation is str and not value.strip().startswith(("'", '"')):
         parsed = _uncommented(value)  # a folder may be named 2024, or [x

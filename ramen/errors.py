@@ -70,7 +70,7 @@ def shown(value: object, longest: int = 80) -> str:
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
-def not_text(text: str) -> str:
+def lone_surrogate(text: str) -> str:
     """What a text holds that is no character, as an escape: a lone surrogate; "" = nothing."""
     try:
         text.encode()
@@ -99,7 +99,7 @@ class ConfigError(RamenError):
 
 
 @dataclass(frozen=True)
-class Problem:
+class Defect:
     """One defect of the input data.
 
     Attributes:
@@ -127,7 +127,7 @@ class DataError(RamenError):
 
     exit_code = 3
 
-    def __init__(self, *problems: Problem) -> None:
+    def __init__(self, *problems: Defect) -> None:
         assert problems, "a DataError without a problem says nothing"
         self.problems = problems
         super().__init__(*problems)
@@ -171,7 +171,7 @@ def warn(text: object) -> None:
     print(f"warning: {printable(redact(str(text)))}", file=sys.stderr, flush=True)
 
 
-def io_reason(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """What the operating system says of a failed read or write, without the number of the error."""
     return error.strerror or str(error) or type(error).__name__
 
@@ -183,7 +183,7 @@ def reason(error: BaseException) -> str:
     return redact(cause.group(1) if cause else lines[0])
 
 
-def undecoded(error: UnicodeDecodeError) -> tuple[int, str]:
+def decoding_error(error: UnicodeDecodeError) -> tuple[int, str]:
     """Line, from 1, and byte, as 0xe9, at which a file that was read whole is not in its encoding."""
     return error.object[: error.start].count(b"\n") + 1, f"0x{error.object[error.start]:02x}"
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from ramen import config
 from ramen.artifacts import Artifact, open_artifact
-from ramen.encoder.checking import check_folder, encoder_width, refusal
+from ramen.encoder.checks import check_folder, encoder_width, refusal
 from ramen.errors import ArtifactError, ConfigError, RamenError, nearest
 from ramen.evaluation.metrics import REPORTED
 from ramen.evaluation.per_document import read_propensity
 from ramen.evaluation.quantiles import LABEL_DEPTHS
 from ramen.index.build import make_index
-from ramen.index.registry import connect, plain_errors
+from ramen.publishing.registry import connect, plain_errors
 from ramen.retrieval import load_faiss
 from ramen.tracking import UNTRACKED, tracking_is_off
 from ramen.tracking.runs import Store
@@ -48,7 +48,7 @@ def check_base(sections: Sections) -> Artifact | None:
     Raises:
         ArtifactError: it is no evaluation, or has other propensity parameters.
     """
-    scoring: config.Scoring = sections["scoring"]
+    scoring: config.ScoringConfig = sections["scoring"]
     if not scoring.base:
         return None
     try:
@@ -87,7 +87,7 @@ def check_registry(sections: Sections) -> None:
     Raises:
         RamenError: tracking is off, or the registry cannot be reached.
     """
-    settings: config.Index = sections["index"]
+    settings: config.IndexConfig = sections["index"]
     if not settings.model:
         return
     if tracking_is_off():

@@ -23,21 +23,20 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.artifacts import Artifact
-from ramen.base.sampling import keyed_rng
-from ramen.config import Config, Training
-from ramen.data.dataset import Problem, Texts, read_test_edges
+from ramen.config import Config, TrainingConfig
+from ramen.data.dataset import Dataset, Texts, read_test_edges
 from ramen.data.filters import heldout_filter
-from ramen.encoder.labels import encode_labels, with_context
+from ramen.encoder.label_vectors import encode_labels, with_context
 from ramen.encoder.loading import load_encoder, load_trained
-from ramen.errors import ArtifactError, DataError
-from ramen.errors import Problem as Defect
+from ramen.errors import ArtifactError, DataError, Defect
 from ramen.evaluation import uncertainty
 from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, document_weights, inverse_propensity
 from ramen.evaluation.uncertainty import Gain, PerDocument
 from ramen.graph.cleaning import anchors_among, remove_edges
 from ramen.graph.metadata import Graph, inverse_sqrt_degree, neighbour_means, read_graphs
 from ramen.retrieval import search
-from ramen.training.session import split_validation
+from ramen.sampling import keyed_rng
+from ramen.training.setup import split_validation
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """What one anchor set says.
 
     Attributes:
@@ -72,7 +71,7 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeSettings:
     """The documents asked, their labels and what is ignored: CSR V x L each, and the sets' edges: CSR V x M.
 
     Attributes:
@@ -88,7 +87,7 @@ class Asked:
 
 def probe(
     dataset: Artifact, graph: Artifact, model: Artifact | None, config: Config, on_test: bool
-) -> tuple[dict[str, float], dict[str, Probed]]:
+) -> tuple[dict[str, float], dict[str, ProbeResult]]:
     """Ask every anchor set.
 
     Args:
@@ -104,7 +103,7 @@ def probe(
         DataError: no document is held out.
         ArtifactError: the model was trained on another dataset, so what it has not seen is unknown.
     """
-    problem = Problem.read(dataset.path)
+    problem = Dataset.read(dataset.path)
     graphs = read_graphs(graph.path)
     if on_test:
         asked = _test(dataset.path, problem, graphs)
@@ -162,25 +161,25 @@ def probe(
             gains["documents"] = gain(more_documents, labels)
         if len(gains) == 2:
             gains["both"] = gain(more_documents, more_labels)
-        said[name] = Probed(
+        said[name] = ProbeResult(
             **_sharing(asked.y, of_documents, of_labels, ranking[:, 0], candidates, config.training.seed), gains=gains
         )
     return {key: float(plain.values[key].mean()) for key in MEASURED if key in plain.values}, said
 
 
-def _trained_with(model: Artifact, dataset: Artifact) -> Training:
+def _trained_with(model: Artifact, dataset: Artifact) -> TrainingConfig:
     """The section that a model was trained with, which says what it has not seen."""
     if model.manifest["inputs"].get("dataset") != dataset.digest:
         raise ArtifactError(
             f"{model.path}: was not trained on {dataset.path}, so which of its documents it has seen is unknown; "
             "name the dataset it was trained on, or ask the test documents with --test"
         )
-    return Training.model_validate(model.manifest["sections"]["training"])
+    return TrainingConfig.model_validate(model.manifest["sections"]["training"])
 
 
-def _held_out(problem: Problem, graphs: Mapping[str, Mapping[str, Graph]], rows: NDArray[np.int64]) -> Asked:
+def _held_out(problem: Dataset, graphs: Mapping[str, Mapping[str, Graph]], rows: NDArray[np.int64]) -> ProbeSettings:
     """The documents that training holds out."""
-    return Asked(
+    return ProbeSettings(
         problem.train.at(rows),
         problem.y_train[rows],
         heldout_filter(problem, rows)[rows],
@@ -189,7 +188,7 @@ def _held_out(problem: Problem, graphs: Mapping[str, Mapping[str, Graph]], rows:
     )
 
 
-def _test(path: Path, problem: Problem, graphs: Mapping[str, Mapping[str, Graph]]) -> Asked:
+def _test(path: Path, problem: Dataset, graphs: Mapping[str, Mapping[str, Graph]]) -> ProbeSettings:
     """The test documents; of their raw edges those to anchors that the graph kept."""
     edges = {}
     for name, sides in graphs.items():
@@ -200,7 +199,7 @@ def _test(path: Path, problem: Problem, graphs: Mapping[str, Mapping[str, Graph]
             log.warning("%s: the dataset has no edges of test documents, so theirs count as 0", name)
         none = sp.csr_matrix((len(problem.test), count), dtype=np.float32)
         edges[name] = none if raw is None else _without(raw, ~_numbered(count, kept))
-    return Asked(problem.test, problem.y_test, problem.filter_test, edges, problem.test_groups)
+    return ProbeSettings(problem.test, problem.y_test, problem.filter_test, edges, problem.test_groups)
 
 
 def _numbered(length: int, numbers: NDArray[np.integer]) -> NDArray[np.bool_]:

@@ -38,9 +38,9 @@ from ramen.artifacts import (
 )
 from ramen.errors import ArtifactError, Interrupted
 from ramen.processes import rank
-from ramen.stopping import on_stop
+from ramen.signals import on_interrupt
 from ramen.tracking import NullTracker, Tracker, flat_params, open_tracker
-from ramen.work import WORK_ENV, alone, claim, release, work_directory
+from ramen.workdir import WORK_ENV, claim, lock_workdir, release, work_directory
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -159,7 +159,7 @@ class Stage:
 
 _ITEMS = ("data/dataset.py", "data/filters.py", "data/identity.py", "data/sparse.py")
 _TRAINING_CODE = (
-    *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "training", "work.py",
+    *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "sampling.py", "training", "workdir.py",
 )  # fmt: skip
 
 STAGES: dict[str, Stage] = {
@@ -181,7 +181,7 @@ STAGES: dict[str, Stage] = {
             reads=("dataset",),
             writes=("graph",),
             sections=("walk",),
-            code=(*_ITEMS, "base/sampling.py", "graph"),
+            code=(*_ITEMS, "sampling.py", "graph"),
             impl="ramen.graph.stage:build_graph",
         ),
         Stage(
@@ -247,10 +247,11 @@ STAGES: dict[str, Stage] = {
                 "evaluation/quantiles.py",
                 "evaluation/uncertainty.py",
                 "index",
+                "publishing",
                 "processes.py",
                 "retrieval.py",
             ),
-            impl="ramen.index.stage:publish_index",
+            impl="ramen.publishing.stage:publish_index",
             checks=(
                 "ramen.preflight:check_faiss",
                 "ramen.preflight:check_index",
@@ -301,7 +302,7 @@ def run_stage(
     if rank() == 0:
         preflight((name,), values, outputs.values())
     opened = {key: open_artifact(path, key, complete=True) for key, path in inputs.items()}
-    belong_together(opened)
+    check_lineage(opened)
     track.params(flat_params(plain))
     for key, artifact in opened.items():
         track.dataset(key, artifact.digest, str(inputs[key]))
@@ -317,17 +318,17 @@ def run_stage(
     module, function = stage.impl.split(":")
     implementation = getattr(importlib.import_module(module), function)
     if rank() > 0:
-        return _assist(stage, implementation, opened, values, work, task)
+        return run_worker_rank(stage, implementation, opened, values, work, task)
     computed = False
 
     def stop() -> None:
         if not computed:  # else it finishes: renaming the outputs is not to be cut in two
             raise Interrupted("stopped on request; nothing was changed")
 
-    with alone(work, task), _collected():
+    with lock_workdir(work, task), _collected():
         try:
             places = drafts(outputs, sections=plain, inputs=opened, work=work, task=task, named=stage.folders(values))
-            with on_stop(stop), _located(name, outputs), places as written:
+            with on_interrupt(stop), _located(name, outputs), places as written:
                 claim(work, task, outputs)
                 metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
                 computed = True
@@ -431,7 +432,7 @@ def _collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def belong_together(opened: Mapping[str, Artifact]) -> None:
+def check_lineage(opened: Mapping[str, Artifact]) -> None:
     """What is read together must have been made from each other: rows of one are rows of the other.
 
     Raises:
@@ -447,7 +448,7 @@ def belong_together(opened: Mapping[str, Artifact]) -> None:
                 )
 
 
-def _assist(
+def run_worker_rank(
     stage: Stage,
     implementation: Callable[..., dict[str, float]],
     opened: Mapping[str, Artifact],

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from ramen.errors import ConfigError, io_reason, not_text, shown, undecoded
+from ramen.errors import ConfigError, decoding_error, lone_surrogate, os_error_text, shown
 
 MAX_BYTES = 256 * 1024
 """Of a file; a complete parameter file takes a tenth."""
@@ -120,7 +120,7 @@ def _construct(name: str) -> Any:
             raise _refusal(node)
         if name == "int":
             return _whole(node)
-        if name == "str" and not_text(node.value):
+        if name == "str" and lone_surrogate(node.value):
             raise _refusal(node)
         try:
             return inherited(loader, node)
@@ -191,12 +191,12 @@ def read_yaml(path: Path) -> Any:
             raise ConfigError(f"{path}: expected at most {MAX_BYTES:,} bytes of YAML, found more; is it another file?")
         return parse_yaml(content.decode("utf-8"), str(path), numbered=True)
     except UnicodeDecodeError as error:
-        line, byte = undecoded(error)
+        line, byte = decoding_error(error)
         raise ConfigError(f"{path}:{line}: not UTF-8 (byte {byte}); save it as that") from None
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({io_reason(error)})") from None
+        raise ConfigError(f"{path}: cannot be read ({os_error_text(error)})") from None
 
 
 def dump_yaml(value: Any) -> str:

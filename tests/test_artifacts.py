@@ -369,10 +369,10 @@ def test_stage_outputs_have_the_permissions_of_the_umask(
 def test_checkpoints_have_the_permissions_of_the_umask(umask: int, tmp_path: Path) -> None:
     import torch
 
-    from ramen.training.checkpoint import Checkpoints, Position
+    from ramen.training.checkpoint import Checkpoints, TrainingState
 
     model = torch.nn.Linear(2, 2)
-    Checkpoints(tmp_path / "work", {}).save(model, torch.optim.SGD(model.parameters()), Position())
+    Checkpoints(tmp_path / "work", {}).save(model, torch.optim.SGD(model.parameters()), TrainingState())
     assert list((tmp_path / "work").rglob("weights.safetensors"))
     assert not wrong_modes(tmp_path / "work", umask)
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines.local import run_local
-from ramen.ablation import run_row
+from ramen.ablation.run import run_row
 from ramen.artifacts import DRAFT_MARKER, Artifact, drafts, open_artifact, write_json
 from ramen.cli import cli
 from ramen.config import Config, resolve

@@ -294,8 +294,8 @@ def test_a_preset_extends_another_and_overrides_it() -> None:
 
 
 def test_published_figures_are_those_of_the_paper() -> None:
-    from ramen.published import FILE, published
-    from ramen.studies import read_study, studies
+    from ramen.ablation.published import FILE, published
+    from ramen.ablation.study import read_study, studies
 
     found = published("LF-WikiSeeAlsoTitles-320K")
     assert found["RAMEN ICLR T1", "RAMEN(ANCE)"]["p_at_1"] == 35.2

@@ -27,18 +27,18 @@ from ramen.artifacts import (
     sha256,
     write_json,
 )
-from ramen.data.dataset import Problem, Texts
-from ramen.encoder.labels import encode_labels, fused_labels, write_classifier, write_context, write_offsets
+from ramen.data.dataset import Dataset, Texts
+from ramen.encoder.label_vectors import encode_labels, fused_labels, write_classifier, write_context, write_offsets
 from ramen.errors import ArtifactError, RamenError
-from ramen.evaluation.contents import _history
 from ramen.evaluation.per_document import from_evaluation
 from ramen.evaluation.predictions import Ranking, write_predictions
+from ramen.evaluation.report_data import _history
 from ramen.evaluation.uncertainty import PerDocument
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.index.retriever import read_facts
 from ramen.tracking.journal import Journal
-from ramen.training.checkpoint import SUMS_FILE, Checkpoints, Position
-from ramen.work import claim, waiting_inputs
+from ramen.training.checkpoint import SUMS_FILE, Checkpoints, TrainingState
+from ramen.workdir import claim, inputs_in_use
 
 
 class Encoder:
@@ -48,7 +48,7 @@ class Encoder:
         return np.full((len(texts), 4), 0.5, np.float32)
 
 
-def write_model(problem: Problem, folder: Path) -> None:
+def write_model(problem: Dataset, folder: Path) -> None:
     write_offsets(folder, np.zeros((3, 4), np.float32), np.zeros(30, np.int64))
     write_context(folder, np.zeros((30, 4), np.float32))
     write_classifier(folder, np.zeros((30, 4), np.float32), 0.5)
@@ -57,7 +57,7 @@ def write_model(problem: Problem, folder: Path) -> None:
     )
 
 
-def write_evaluation(problem: Problem, folder: Path) -> None:
+def write_evaluation(problem: Dataset, folder: Path) -> None:
     indices = np.tile(np.arange(30), (20, 1))
     ranking = Ranking(np.pad(indices, ((0, 0), (0, 70)), constant_values=30), np.zeros((20, 100), np.float32))
     write_predictions(folder / "predictions.parquet", problem, ranking, 100)
@@ -66,15 +66,15 @@ def write_evaluation(problem: Problem, folder: Path) -> None:
     from_evaluation(problem, folder).write(folder / "per_document.parquet")
 
 
-def write_retriever(problem: Problem, folder: Path) -> None:
+def write_retriever(problem: Dataset, folder: Path) -> None:
     facts = {"bytes": 1, "sha256": "0" * 64}
     files = {"index.faiss": facts, "labels.parquet": facts}
     write_json(folder / "retriever.json", {"format": 1, "index": {"kind": "flat"}, "files": files, "encoder": {}})
     write_json(folder / "receipt.json", {"registered": None})
 
 
-WRITE: dict[str, Callable[[Problem, Path], object]] = {
-    "dataset": Problem.write,
+WRITE: dict[str, Callable[[Dataset, Path], object]] = {
+    "dataset": Dataset.write,
     "graph": lambda problem, folder: write_graphs(folder, graphs_of(problem)),
     "model": write_model,
     "evaluation": write_evaluation,
@@ -82,20 +82,20 @@ WRITE: dict[str, Callable[[Problem, Path], object]] = {
 }
 
 
-def read_model(problem: Problem, folder: Path) -> None:
+def read_model(problem: Dataset, folder: Path) -> None:
     encoder: Any = Encoder()
     fused_labels(folder, encode_labels(encoder, folder, problem.labels.texts))
     _history(folder)
 
 
-def read_evaluation(problem: Problem, folder: Path) -> None:
+def read_evaluation(problem: Dataset, folder: Path) -> None:
     from_evaluation(problem, folder)
     PerDocument.read(folder / "per_document.parquet")
     read_json(folder / "metrics.json", dict[str, float])
 
 
-READ: dict[str, Callable[[Problem, Path], object]] = {
-    "dataset": lambda problem, folder: Problem.read(folder),
+READ: dict[str, Callable[[Dataset, Path], object]] = {
+    "dataset": lambda problem, folder: Dataset.read(folder),
     "graph": lambda problem, folder: read_graphs(folder),
     "model": read_model,
     "evaluation": read_evaluation,
@@ -104,7 +104,7 @@ READ: dict[str, Callable[[Problem, Path], object]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(shared_problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(shared_problem: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact of every kind; tests put back what they change."""
     root = tmp_path_factory.mktemp("whole")
     with drafts({name: root / name for name in WRITE}, sections={}, inputs={}, work=root / "work") as made:
@@ -153,7 +153,7 @@ quick = settings(
 @pytest.mark.parametrize("name", list(WRITE))
 @quick
 @given(data=st.data())
-def test_files_of_an_artifact(name: str, whole: Path, shared_problem: Problem, data: st.DataObject) -> None:
+def test_files_of_an_artifact(name: str, whole: Path, shared_problem: Dataset, data: st.DataObject) -> None:
     """A damaged file is found by its checksum; read without the check, it is readable or named."""
     folder = whole / name
     file = folder / data.draw(st.sampled_from([MANIFEST, *listed_files(folder)]))
@@ -186,7 +186,7 @@ def test_files_of_a_checkpoint(content: st.DataObject, tmp_path_factory: pytest.
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     checkpoints = Checkpoints(root, {"stage": "warmup", "sections": {}, "inputs": {}, "code": "x"})
-    checkpoints.save(model, optimizer, Position(), {"mask": np.ones(3)})
+    checkpoints.save(model, optimizer, TrainingState(), {"mask": np.ones(3)})
     (folder,) = checkpoints._all()
     file = folder / content.draw(st.sampled_from(sorted(each.name for each in folder.iterdir())))
     file.write_bytes(content.draw(damaged(file.read_bytes())))
@@ -206,7 +206,7 @@ def test_checkpoint_with_incomplete_checksums_is_damaged(sums: str, tmp_path: Pa
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     checkpoints = Checkpoints(tmp_path, {})
-    checkpoints.save(model, optimizer, Position())
+    checkpoints.save(model, optimizer, TrainingState())
     (folder,) = checkpoints._all()
     (folder / SUMS_FILE).write_text(sums)
     with pytest.raises(ArtifactError, match=f"{SUMS_FILE}.*nor is there an older one; start afresh: rm -r"):
@@ -218,7 +218,7 @@ def test_directory_next_to_checkpoints_is_left_alone(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, {})
     (checkpoints.folder / "000-notes").mkdir(parents=True)
     for step in range(4):
-        checkpoints.save(model, torch.optim.SGD(model.parameters()), Position(global_step=step))
+        checkpoints.save(model, torch.optim.SGD(model.parameters()), TrainingState(global_step=step))
     assert len(checkpoints._all()) == 2 and (checkpoints.folder / "000-notes").is_dir()
 
 
@@ -235,7 +235,7 @@ def test_tasks_of_other_runs(data: st.DataObject, tmp_path_factory: pytest.TempP
     try:
         claim(root / "warmup-2", task, {"warm_model": "artifacts/warm_model"})
         try:
-            waiting_inputs()
+            inputs_in_use()
         except ArtifactError as error:
             assert "\n" not in str(error)
     finally:
@@ -290,13 +290,13 @@ def test_row_of_a_journal_cannot_name_a_file_outside_of_it(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("name", ["dataset", "graph"])
-def test_folder_that_ramen_did_not_write_is_no_anchor_set(name: str, whole: Path, shared_problem: Problem) -> None:
+def test_folder_that_ramen_did_not_write_is_no_anchor_set(name: str, whole: Path, shared_problem: Dataset) -> None:
     stray = whole / name / ("anchors" if name == "dataset" else "") / ".ipynb_checkpoints"
     stray.mkdir()
     Texts(["a"], ["b"]).write(stray / "texts.parquet")
     try:
         found = READ[name](shared_problem, open_artifact(whole / name, name).path)
-        sets = found.anchor_sets if isinstance(found, Problem) else found
+        sets = found.anchor_sets if isinstance(found, Dataset) else found
         assert sorted(sets) == ["category", "links"]  # type: ignore[call-overload]
     finally:
         shutil.rmtree(stray)

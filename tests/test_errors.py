@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ramen import errors
-from ramen.errors import DataError, Problem, RamenError
+from ramen.errors import DataError, Defect, RamenError
 
 
 def test_exit_codes_are_as_documented() -> None:
@@ -21,17 +21,17 @@ def test_exit_codes_are_as_documented() -> None:
 @pytest.mark.parametrize(
     ("problem", "line"),
     [
-        (Problem("a.txt", "too long"), "a.txt: too long"),
-        (Problem("a.txt", "too long", "cut it", 3, "text"), "a.txt:3 [text]: too long; cut it"),
-        (Problem("a.txt", "empty", field="text"), "a.txt [text]: empty"),
+        (Defect("a.txt", "too long"), "a.txt: too long"),
+        (Defect("a.txt", "too long", "cut it", 3, "text"), "a.txt:3 [text]: too long; cut it"),
+        (Defect("a.txt", "empty", field="text"), "a.txt [text]: empty"),
     ],
 )
-def test_a_problem_is_one_line(problem: Problem, line: str) -> None:
+def test_a_problem_is_one_line(problem: Defect, line: str) -> None:
     assert str(problem) == line
 
 
 def test_a_data_error_has_a_line_per_problem() -> None:
-    error = DataError(Problem("a", "x"), Problem("b", "y", line=2))
+    error = DataError(Defect("a", "x"), Defect("b", "y", line=2))
     assert str(error).splitlines() == ["a: x", "b:2: y"]
 
 
@@ -47,7 +47,7 @@ def test_a_data_error_has_a_line_per_problem() -> None:
 )
 def test_a_message_is_one_line_of_printable_text(text: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert errors.printable(text) == str(RamenError(text)) == line
-    assert str(DataError(Problem(text, "x"), Problem("f", text))).splitlines() == [f"{line}: x", f"f: {line}"]
+    assert str(DataError(Defect(text, "x"), Defect("f", text))).splitlines() == [f"{line}: x", f"f: {line}"]
     assert errors.error_lines(str(RamenError(text))) == [f"error: {line}"]
     errors.warn(text)
     assert capsys.readouterr().err == f"warning: {line}\n"
@@ -70,5 +70,5 @@ def test_the_number_of_a_system_error_is_left_out() -> None:
 
 
 def test_an_error_survives_a_process_boundary() -> None:
-    error = pickle.loads(pickle.dumps(DataError(Problem("a\nb", "x"), Problem("c", "y"))))
+    error = pickle.loads(pickle.dumps(DataError(Defect("a\nb", "x"), Defect("c", "y"))))
     assert str(error).splitlines() == [r"a\nb: x", "c: y"] and len(error.problems) == 2

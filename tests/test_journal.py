@@ -68,7 +68,7 @@ def server(tmp_path: Path, tracking_template: Path, monkeypatch: pytest.MonkeyPa
     made = Server(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)
-    monkeypatch.setattr(journal, "PATIENCE", journal.IMPATIENCE)
+    monkeypatch.setattr(journal, "PATIENCE", journal.OFFLINE_RETRIES)
     mlflow.set_tracking_uri(None)
     made.start()
     yield made

@@ -15,7 +15,7 @@ from on_disk import on_disk
 from ramen.artifacts import open_artifact
 from ramen.cli import cli
 from ramen.config import Config, resolve
-from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.data.subset import hide_labels
 from ramen.errors import ArtifactError, DataError
 from ramen.evaluation.uncertainty import Gain
@@ -48,7 +48,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         told, texts=Texts([f"n{i}" for i in range(LABELS)], anchors.texts), test=y[:40],
         train=one_each(rng.integers(0, LABELS, DOCUMENTS), LABELS), labels=one_each(rng.permutation(LABELS), LABELS),
     )  # fmt: skip
-    problem = Problem(
+    problem = Dataset(
         Texts([f"d{i}" for i in range(DOCUMENTS)], [f"{WORDS[t]} {WORDS[t]} shop" for t in topic]),
         Texts([f"t{i}" for i in range(40)], [f"{WORDS[t]} shop" for t in topic[:40]]),
         Texts([f"l{i}" for i in range(LABELS)], [f"x{i * 37 % 101}q" for i in range(LABELS)]),
@@ -78,14 +78,14 @@ def test_held_out_documents_are_asked_for_labels_that_training_may_see(
     planted: dict[str, Path], tmp_path: Path
 ) -> None:
     """Of a zero-shot problem they have no others, while at test only unseen labels compete."""
-    hidden = on_disk(hide_labels(Problem.read(planted["dataset"]), 0.3, seed=0), tmp_path)
+    hidden = on_disk(hide_labels(Dataset.read(planted["dataset"]), 0.3, seed=0), tmp_path)
     opened = [open_artifact(hidden[name], name) for name in ("dataset", "graph")]
     text, said = probe(opened[0], opened[1], None, settings(), on_test=False)
     assert text["p_at_1"] + said["told"].gains["labels"]["p_at_1"].points > 60, "three in ten have no label left"
 
 
 def test_errors_are_clustered_by_the_groups_of_the_documents_asked(planted: dict[str, Path], tmp_path: Path) -> None:
-    problem = Problem.read(planted["dataset"])
+    problem = Dataset.read(planted["dataset"])
     groups = {"groups": problem.y_train.indices % 4, "test_groups": problem.y_test.indices}  # by topic
     grouped = on_disk(replace(problem, **groups), tmp_path)
 
@@ -118,13 +118,13 @@ def test_a_model_is_asked_what_it_has_not_seen_whatever_the_caller_says(
     again, _ = probe(opened[0], opened[1], model, settings("training.validation_fraction=0"), on_test=False)
     assert text == again
     moved = tmp_path / "other" / "dataset"
-    other = on_disk(replace(Problem.read(planted["dataset"]), y_test=sp.csr_matrix((40, LABELS))), moved.parent)
+    other = on_disk(replace(Dataset.read(planted["dataset"]), y_test=sp.csr_matrix((40, LABELS))), moved.parent)
     with pytest.raises(ArtifactError, match="was not trained on .*ask the test documents with --test"):
         probe(open_artifact(other["dataset"], "dataset"), opened[1], model, settings(), on_test=False)
 
 
 def test_a_graph_of_other_data_is_refused(planted: dict[str, Path], tmp_path: Path) -> None:
-    other = on_disk(replace(Problem.read(planted["dataset"]), y_test=sp.csr_matrix((40, LABELS))), tmp_path)
+    other = on_disk(replace(Dataset.read(planted["dataset"]), y_test=sp.csr_matrix((40, LABELS))), tmp_path)
     words = ["probe", f"--dataset={planted['dataset']}", f"--graph={other['graph']}", "--set=encoder.name=tiny"]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 4 and "was made from another dataset than" in done.output

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramen.errors import DataError, Problem, RamenError, error_lines, reason, warn
+from ramen.dvc_pointers import Pointer
+from ramen.errors import DataError, Defect, RamenError, error_lines, reason, warn
 from ramen.redaction import RedactingFilter, redact, without_credentials
 from ramen.tracking import open_tracker
-from ramen.versioning import Pointer
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_errors_warnings_and_log_lines_are_redacted(
 ) -> None:
     url = "https://u:geheim@h/x"
     shown = [
-        str(RamenError(f"{url}: no")), str(DataError(Problem(url, "no"))), *error_lines(url), reason(ValueError(url)),
+        str(RamenError(f"{url}: no")), str(DataError(Defect(url, "no"))), *error_lines(url), reason(ValueError(url)),
     ]  # fmt: skip
     warn(url)
     record = logging.LogRecord("ramen", logging.INFO, "", 0, "see %s", (url,), None)

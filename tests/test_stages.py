@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ramen.artifacts import open_artifact
-from ramen.errors import ArtifactError, ConfigError, DataError, Interrupted, Problem
+from ramen.errors import ArtifactError, ConfigError, DataError, Defect, Interrupted
 from ramen.stages import STAGES, Stage, run_stage
 
 SEEN: dict[str, Any] = {}
@@ -31,7 +31,7 @@ def fail(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
     dataset.work.mkdir(parents=True, exist_ok=True)
     (dataset.work / "checkpoint").write_text("step 3")
     SEEN["work"] = dataset.work
-    raise DataError(Problem("f", "broken"))
+    raise DataError(Defect("f", "broken"))
 
 
 def full(*, dataset: Any, data: Any, track: Any) -> dict[str, float]:
@@ -99,7 +99,7 @@ def test_a_full_disk_is_told_with_the_output_it_stood_in_the_way_of() -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["ramen.artifacts._write_manifest", "ramen.artifacts._replace", "ramen.work.write_json"]
+    "where", ["ramen.artifacts._write_manifest", "ramen.artifacts._replace", "ramen.workdir.write_json"]
 )
 def test_disk_that_is_full_outside_of_the_stage_is_reported_with_the_output(
     where: str, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +107,7 @@ def test_disk_that_is_full_outside_of_the_stage_is_reported_with_the_output(
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ramen.stages.claim" if where == "ramen.work.write_json" else where, fail)
+    monkeypatch.setattr("ramen.stages.claim" if where == "ramen.workdir.write_json" else where, fail)
     with pytest.raises(ArtifactError, match="^artifacts/dataset: No space left on device"):
         run_stage("write", sections={})
     assert not Path("artifacts").exists()
@@ -136,19 +136,19 @@ def test_a_missing_input_is_named() -> None:
 
 
 def test_a_second_process_at_the_same_task_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
-    from ramen.work import alone, work_directory
+    from ramen.workdir import lock_workdir, work_directory
 
     task = {"stage": "write", "sections": {}, "inputs": {}, "code": "x"}
     work = work_directory(task)
-    script = "import sys, time; from pathlib import Path; from ramen.work import alone\n"
-    script += "with alone(Path(sys.argv[1]), {'stage': 'write'}): print('held', flush=True); time.sleep(60)"
+    script = "import sys, time; from pathlib import Path; from ramen.workdir import lock_workdir\n"
+    script += "with lock_workdir(Path(sys.argv[1]), {'stage': 'write'}): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", script, str(work)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with (
             pytest.raises(ArtifactError, match=f"process {other.pid} on .* is at the very same task"),
-            alone(work, task),
+            lock_workdir(work, task),
         ):
             pass
         other.kill()
-    with alone(work, task):  # a killed process holds nothing
+    with lock_workdir(work, task):  # a killed process holds nothing
         pass

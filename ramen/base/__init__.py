@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ramen.errors import ConfigError, nearest
 
 if TYPE_CHECKING:  # so that a name can be checked without torch
-    from ramen.base.protocol import BaseAlgorithm, Problem
-    from ramen.config import Base as Settings
+    from ramen.base.protocol import BaseAlgorithm, LabelProblem
+    from ramen.config import BaseConfig
     from ramen.objective.triplet import Triplet
 
 BASES: dict[str, str] = {
@@ -34,7 +34,7 @@ def check_name(name: str) -> None:
         raise ConfigError(f"base.name = {name!r}: unknown base algorithm; {nearest(name, BASES)}")
 
 
-def make_base(settings: Settings, problem: Problem, triplet: Triplet) -> BaseAlgorithm:
+def make_base(settings: BaseConfig, problem: LabelProblem, triplet: Triplet) -> BaseAlgorithm:
     """The base algorithm that `settings.name` names.
 
     Raises:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from ramen.base.clustering import balanced_clusters, halvings
 from ramen.base.ngame import Ngame
-from ramen.base.protocol import Embed, Problem
-from ramen.base.sampling import Ints, keyed_rng
-from ramen.config import Base as Settings
+from ramen.base.protocol import Embed, LabelProblem
+from ramen.config import BaseConfig
 from ramen.objective.triplet import Triplet
+from ramen.sampling import Ints, keyed_rng
 
 
 class Offsets(nn.Module):
@@ -45,7 +45,7 @@ class Offsets(nn.Module):
 class Dexa(Ngame):
     """NGAME with label offsets: one for about `base.labels_per_offset` labels, `base.offset_heads` have their own."""
 
-    def __init__(self, problem: Problem, settings: Settings, triplet: Triplet) -> None:
+    def __init__(self, problem: LabelProblem, settings: BaseConfig, triplet: Triplet) -> None:
         super().__init__(problem, settings, triplet)
         labels = problem.y.shape[1]
         self.heads = min(settings.offset_heads, labels)

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.base.protocol import BaseAlgorithm, Embed, Problem, Vectors, every
-from ramen.base.sampling import Ints, among
+from ramen.base.protocol import BaseAlgorithm, Embed, LabelProblem, Vectors, every
 from ramen.retrieval import ExactSearch
+from ramen.sampling import Ints, among
 
 CELLS = 1 << 22
 """Labels found at a time, for all documents of a block (bounds memory)."""
 
 
-def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
+def shortlists(problem: LabelProblem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
     """The labels nearest to each document, of those that training may see, that are negatives (`Problem.known_texts`).
 
     Args:
@@ -47,7 +47,7 @@ def shortlists(problem: Problem, documents: Vectors, labels: Vectors, size: int)
     return found
 
 
-def _known(problem: Problem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
+def _known(problem: LabelProblem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
     """Bool [R, K]: `ids` whose texts are known for their row."""
     known, number = problem.known_texts, np.arange(len(rows))
     count = known.shape[1]

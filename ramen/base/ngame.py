@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ramen.base.clustering import balanced_clusters, halvings
 from ramen.base.protocol import BaseAlgorithm, Embed, every
-from ramen.base.sampling import Ints, keyed_rng
+from ramen.sampling import Ints, keyed_rng
 
 
 class Ngame(BaseAlgorithm):

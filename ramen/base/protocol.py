@@ -17,9 +17,9 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ramen.base.sampling import Ints, MembershipMask, RowSampler
-from ramen.config import Base as Settings
+from ramen.config import BaseConfig
 from ramen.objective.triplet import Triplet
+from ramen.sampling import Ints, MembershipMask, RowSampler
 
 Vectors = NDArray[np.float32]
 Embed = Callable[[Literal["documents", "labels"]], Vectors]
@@ -27,7 +27,7 @@ Embed = Callable[[Literal["documents", "labels"]], Vectors]
 
 
 @dataclass(frozen=True)
-class Problem:
+class LabelProblem:
     """What a base algorithm is told.
 
     Attributes:
@@ -89,7 +89,7 @@ class BaseAlgorithm:
         triplet: the task loss in its common reduction.
     """
 
-    def __init__(self, problem: Problem, settings: Settings, triplet: Triplet) -> None:
+    def __init__(self, problem: LabelProblem, settings: BaseConfig, triplet: Triplet) -> None:
         self.problem, self.settings, self.triplet = problem, settings, triplet
         self._positives = RowSampler(problem.y.indptr, problem.y.indices)
         known = problem.known_texts

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramen.base.protocol import BaseAlgorithm, Problem
-from ramen.base.sampling import Ints, RowSampler
-from ramen.config import Base as Settings
+from ramen.base.protocol import BaseAlgorithm, LabelProblem
+from ramen.config import BaseConfig
 from ramen.objective.triplet import Triplet
+from ramen.sampling import Ints, RowSampler
 
 CENTROID_SHARE = 0.3
 """Weight of the second document's loss."""
@@ -29,7 +29,7 @@ class SiameseXml(BaseAlgorithm):
 
     documents_per_row = 2
 
-    def __init__(self, problem: Problem, settings: Settings, triplet: Triplet) -> None:
+    def __init__(self, problem: LabelProblem, settings: BaseConfig, triplet: Triplet) -> None:
         super().__init__(problem, settings, triplet)
         kept = np.zeros(problem.y.shape[0], bool)
         kept[problem.documents] = True

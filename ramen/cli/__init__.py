@@ -13,7 +13,7 @@ import click
 
 from ramen.cli import cluster, project, registry, runs, use
 from ramen.cli.ablate import ablate
-from ramen.cli.base import CommandGroup
+from ramen.cli.common import CommandGroup
 from ramen.cli.probe import probe
 from ramen.cli.stages import stage_command
 from ramen.stages import STAGES

@@ -13,13 +13,13 @@ import click
 
 from ramen.artifacts import check_writable, replacing, write_text
 from ramen.cli import tables
-from ramen.cli.base import PATH, config_options, show_progress, something_said
+from ramen.cli.common import PATH, config_options, require_config, show_progress
 from ramen.errors import ConfigError, RamenError, nearest, warn
 
 if TYPE_CHECKING:
-    from ramen.ablation import Outcome, Summary
+    from ramen.ablation.run import Outcome, Summary
+    from ramen.ablation.study import Row, Study
     from ramen.config import Config
-    from ramen.studies import Row, Study
 
 KEYS = {
     "P@1": "p_at_1",
@@ -61,14 +61,14 @@ def ablate(resolve: Callable[..., Config], study: str, rows: str | None, seeds: 
       ramen ablate --preset debian --study bases --rows "RAMEN(ance)"
       ramen ablate --study my-study.yaml --seeds 0,1,2,3,4
     """
-    from ramen.ablation import prepare, run_peer, run_row, summarise
+    from ramen.ablation.run import prepare, run_peer, run_row, summarise
+    from ramen.ablation.study import read_study
     from ramen.config import to_yaml
     from ramen.data import sources
     from ramen.data.dataset import anchor_set_names
-    from ramen.studies import read_study
     from ramen.tracking import environment_defaults, start_pipeline_run
 
-    something_said()
+    require_config()
     numbers = _numbers(seeds)
     settings = resolve()
     known = read_study(study)  # before anything is fetched; rows of anchor sets are known once the data are
@@ -110,7 +110,7 @@ def _check(resolve: Callable[..., Config], study: str, seeds: Sequence[int], out
     Raises:
         RamenError: a row cannot run, or the table cannot be written.
     """
-    from ramen.ablation import CHAIN
+    from ramen.ablation.run import CHAIN
     from ramen.peers import PEERS
     from ramen.stages import preflight
 
@@ -259,8 +259,8 @@ def _write(
     settings: Config,
 ) -> None:
     """Write the table as Markdown, everything as JSON, and the figure."""
+    from ramen.ablation.published import published
     from ramen.evaluation.figures import gains_figure, png
-    from ramen.published import published
 
     text = io.StringIO()
     text.write(

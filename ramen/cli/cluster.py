@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramen.cli.base import PATH, config_options, image_name
+from ramen.cli.common import PATH, config_options, image_name
 from ramen.errors import RamenError
 
 if TYPE_CHECKING:
@@ -62,22 +62,23 @@ def submit(
       ramen submit --preset debian --image registry.example/ramen@sha256:... --service-account ramen-pipeline
       ramen submit --cron "0 3 * * 1"
     """
-    from pipelines import submitting
+
+    from pipelines import submit as pipeline_submit
 
     settings = resolve()
-    target = submitting.Target(endpoint, namespace, experiment, service_account)
+    target = pipeline_submit.Target(endpoint, namespace, experiment, service_account)
     name = name or time.strftime("ramen %Y-%m-%d %H:%M")
     if watch and cron is not None:
         raise click.UsageError("--watch follows a run that starts now, --cron starts none")
-    with submitting.package(pipeline, settings, image) as file:
+    with pipeline_submit.package(pipeline, settings, image) as file:
         if cron is not None:
-            job = submitting.schedule(file, settings, target, name=name, cron=cron, root=root)
+            job = pipeline_submit.schedule(file, settings, target, name=name, cron=cron, root=root)
             click.echo(f"schedule {job.id}: {job.url}")
             return
-        run = submitting.submit(file, settings, target, name=name, caching=False if no_cache else None, root=root)
+        run = pipeline_submit.submit(file, settings, target, name=name, caching=False if no_cache else None, root=root)
     click.echo(f"run {run.id}: {run.url}")
     if watch:
-        state = submitting.watch(run.id, target, lambda line: click.echo(line, err=True))
+        state = pipeline_submit.watch(run.id, target, lambda line: click.echo(line, err=True))
         if state != "SUCCEEDED":
             raise RamenError(f"run {run.id} ended {state}; {run.url}")
         click.echo(f"run {run.id} succeeded")
@@ -102,9 +103,9 @@ def dvc_adopt(run: str, to: Path | None) -> None:
       ramen warmup --dataset adopted/3f2a91c0/dataset --graph adopted/3f2a91c0/graph
     """
     from ramen.cli.runs import select
+    from ramen.dvc_pointers import FOLDER, REMOTE_ENV, Pointer, adopt
     from ramen.errors import RamenError
     from ramen.tracking import list_pipeline_runs, run_files
-    from ramen.versioning import FOLDER, REMOTE_ENV, Pointer, adopt
 
     chosen = select(list_pipeline_runs(), [run])[0]
     pointers = [Pointer.from_yaml(text) for _, text in sorted(run_files(chosen.run_id, FOLDER).items())]

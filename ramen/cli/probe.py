@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ramen.cli import tables
-from ramen.cli.base import PATH, config_options, show_progress
-from ramen.stages import belong_together, default_path
+from ramen.cli.common import PATH, config_options, show_progress
+from ramen.stages import check_lineage, default_path
 
 if TYPE_CHECKING:
     from ramen.config import Config
     from ramen.evaluation.uncertainty import Gain
-    from ramen.probe import Probed
+    from ramen.probe import ProbeResult
 
 TITLES = {"p_at_1": "P@1", "psp_at_5": "PSP@5", "r_at_100": "R@100"}
 
@@ -50,7 +50,7 @@ def probe(
     settings = resolve()
     show_progress()
     read = {"dataset": open_artifact(dataset, "dataset"), "graph": open_artifact(graph, "graph")}
-    belong_together(read)
+    check_lineage(read)
     text, said = ask(**read, model=open_artifact(model, "model") if model else None, config=settings, on_test=on_test)
     if as_json:
         sets = {name: dataclasses.asdict(found) for name, found in said.items()}
@@ -76,7 +76,7 @@ def probe(
     tables.show(lines, ["set", "added to", *TITLES.values()], text_columns=2, ends=max(len(lines), 1))
 
 
-def _shares(name: str, found: Probed) -> list[str]:
+def _shares(name: str, found: ProbeResult) -> list[str]:
     values = (found.documents, found.labels, found.true, found.chance, found.missed, found.mistaken)
     return [name, *(f"{value:.1f}" for value in values)]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramen.cli.base import FILE, PATH, config_options, image_name, show_progress
+from ramen.cli.common import FILE, PATH, config_options, image_name, show_progress
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -104,7 +104,7 @@ def compile(output: Path, image: str | None, resolve: Callable[..., Config]) -> 
     Example:
       ramen compile --preset debian --image registry.example/ramen@sha256:... -o ramen.yaml
     """
-    from pipelines.compiling import compile_pipeline
+    from pipelines.compile import compile_pipeline
 
     compile_pipeline(output, resolve(), image)
     click.echo(output)
@@ -122,7 +122,7 @@ def sync(check: bool) -> None:
     Example:
       ramen sync --check
     """
-    from pipelines.sync import ROOT, derived, stale
+    from ramen.cli.sync import ROOT, derived, stale
 
     files = derived()
     changed = stale(files)

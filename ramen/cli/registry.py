@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ramen.cli import tables
-from ramen.cli.base import PATH, config_options
+from ramen.cli.common import PATH, config_options
 from ramen.errors import ConfigError, GateRefused
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def registry(model: str, as_json: bool) -> None:
       ramen registry
       ramen registry --json
     """
-    from ramen.index.registry import versions
+    from ramen.publishing.registry import versions
 
     found = versions(model)
     if as_json:
@@ -70,7 +70,7 @@ def registry(model: str, as_json: bool) -> None:
 
 def _number(tags: dict[str, str], key: str, form: str, unit: float = 1.0) -> str:
     """A tag's number as text; empty when the tag is missing or holds no number."""
-    from ramen.index.registry import finite
+    from ramen.publishing.registry import finite
 
     value = finite(tags.get(key))
     return "" if value is None else format(value / unit, form)
@@ -97,7 +97,7 @@ def promote(version: str, resolve: Callable[..., Config], model: str, alias: str
       ramen promote 7 --set 'index.gate={"psp_at_5": 0.5, "tail/p_at_1": 0}'
       ramen promote 3 --force
     """
-    from ramen.index.promotion import promote as move
+    from ramen.publishing.gate import promote as move
 
     settings = None if force else resolve().index
     try:
@@ -117,7 +117,7 @@ def rollback(model: str, alias: str) -> None:
     Example:
       ramen rollback
     """
-    from ramen.index.promotion import rollback as back
+    from ramen.publishing.gate import rollback as back
 
     left, taken = back(model, alias)
     click.echo(f"{model}: {alias} is version {taken}, was {left}")
@@ -149,7 +149,7 @@ def index_update(
     """
     if add is None and remove is None:
         raise ConfigError("give --add FILE, --remove FILE or both")
-    from ramen.index.update import publish_update, read_changes
+    from ramen.publishing.update import publish_update, read_changes
 
     settings = resolve(f"index.model={model}", f"index.alias={alias}").index
     published = publish_update(version, read_changes(add, remove), settings)

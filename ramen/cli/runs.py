@@ -17,7 +17,7 @@ import click
 
 from ramen.artifacts import read_json
 from ramen.cli import comparison, tables
-from ramen.cli.base import PATH, config_options, show_progress, something_said
+from ramen.cli.common import PATH, config_options, require_config, show_progress
 from ramen.errors import RamenError
 from ramen.stages import STAGES, preflight
 
@@ -56,7 +56,7 @@ def run(resolve: Callable[..., Config], out: Path, with_base: bool) -> None:
     from pipelines.local import check_links
     from ramen.data import sources
 
-    something_said()
+    require_config()
     settings = resolve()
     preflight(STAGES, dict(settings), (out / arm for arm in (BASE, OURS)))
     for arm in (BASE, OURS) if with_base else (OURS,):
@@ -118,7 +118,7 @@ def _run_arm(arm: str, settings: Config, out: Path) -> dict[str, Path]:
 
 def _close(made: Mapping[str, Path], base: Mapping[str, Path] | None, settings: Config) -> None:
     """Print the closing table, and where to go from here."""
-    from ramen.index.registry import tracking_uri
+    from ramen.publishing.registry import tracking_uri
 
     _table(_metrics(made["evaluation"]), None if base is None else _metrics(base["evaluation"]))
     click.echo(f"report:     {made['evaluation'] / 'report.html'}")

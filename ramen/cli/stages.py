@@ -12,7 +12,7 @@ import click
 
 from ramen.artifacts import check_writable, write_text
 from ramen.cli import tables
-from ramen.cli.base import PATH, config_options, show_progress
+from ramen.cli.common import PATH, config_options, show_progress
 from ramen.errors import ConfigError
 from ramen.processes import rank
 from ramen.stages import Stage, default_path, run_stage

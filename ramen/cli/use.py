@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ramen.cli.base import PATH
+from ramen.cli.common import PATH
 
 
 @click.command(short_help="Ask the published index, one query or a file of them.")
@@ -45,7 +45,7 @@ def query(
       ramen query --input queries.csv --output answers.csv -k 100
       ramen query "command line mail client" --version 3 --json
     """
-    from ramen.index import query as asking
+    from ramen.serving import query as asking
 
     if (source is None) != (output is None) or (source is None) == (text is None):
         raise click.UsageError("give a TEXT, or --input and --output")
@@ -81,7 +81,7 @@ def serve(ui: bool, artifacts: Path | None, version: str, model: str, host: str,
       curl localhost:8000/api/query -H 'Content-Type: application/json' -d '{"text": "mail client", "k": 3}'
     """
     from ramen.serving.app import make_app
-    from ramen.serving.graph import TrainingGraph
+    from ramen.serving.explain import TrainingGraph
     from ramen.serving.server import bind
     from ramen.serving.server import serve as serve_app
 

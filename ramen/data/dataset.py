@@ -95,7 +95,7 @@ class AnchorSet:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Dataset:
     """An extreme-classification problem.
 
     Attributes:
@@ -169,7 +169,7 @@ class Problem:
                 write_csr(folder / "test.npz", anchors.test)
 
     @classmethod
-    def read(cls, path: Path, anchors: bool = True) -> Problem:
+    def read(cls, path: Path, anchors: bool = True) -> Dataset:
         """Read what `write` wrote, test edges of the anchors excepted, or all of the anchors.
 
         Raises:

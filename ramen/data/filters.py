@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.data.dataset import PLACEHOLDER, Problem, Texts
+from ramen.data.dataset import PLACEHOLDER, Dataset, Texts
 from ramen.data.identity import shared_uids
 from ramen.data.sparse import binary, without
 
@@ -49,7 +49,7 @@ class FilterCounts:
         return f"{self.self_pairs:,} self{by}, {self.reciprocal:,} reciprocal, {self.files:,} named by the source"
 
 
-def apply_rule(problem: Problem, rule: FilterRule) -> tuple[Problem, FilterCounts]:
+def apply_rule(problem: Dataset, rule: FilterRule) -> tuple[Dataset, FilterCounts]:
     """The problem with the filters that `data.filter_self` asks for.
 
     Args:
@@ -82,7 +82,7 @@ def apply_rule(problem: Problem, rule: FilterRule) -> tuple[Problem, FilterCount
     return filtered, counts
 
 
-def identify(problem: Problem) -> Identity:
+def identify(problem: Dataset) -> Identity:
     """Whether uids tell which documents are labels too; else their texts do."""
     documents = Texts(problem.train.uids + problem.test.uids, problem.train.names + problem.test.names)
     labels = Texts(problem.labels.uids, problem.labels.names)
@@ -135,7 +135,7 @@ def reciprocal_pairs(own: sp.csr_matrix, y_train: sp.csr_matrix, own_train: sp.c
     return binary((own @ y_train.T.tocsr()) @ own_train)
 
 
-def heldout_filter(problem: Problem, held_out: NDArray[np.int64]) -> sp.csr_matrix:
+def heldout_filter(problem: Dataset, held_out: NDArray[np.int64]) -> sp.csr_matrix:
     """The training filter with, for held-out documents, the reciprocal pairs of the documents that are trained on.
 
     Held-out documents then compete as test documents do.

@@ -17,7 +17,7 @@ from ramen.errors import DataError, warn
 from ramen.tracking import Tracker
 
 
-def ingest(*, dataset: Draft, data: config.Data, track: Tracker) -> dict[str, float]:
+def ingest(*, dataset: Draft, data: config.DataConfig, track: Tracker) -> dict[str, float]:
     """Read `data.source`, validate, and write texts, matrices and the validation report.
 
     The report is `validation/index.html` inside the dataset; the tracker gets it too, also when the data are broken.

@@ -9,13 +9,13 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.data.dataset import PLACEHOLDER, Problem, Texts
+from ramen.data.dataset import PLACEHOLDER, Dataset, Texts
 
 FEW_DOCUMENTS = 5
 """A label with this many training documents or fewer is counted as rare."""
 
 
-def text_lists(problem: Problem) -> Iterator[tuple[str, Texts]]:
+def text_lists(problem: Dataset) -> Iterator[tuple[str, Texts]]:
     """(name, texts) of documents, labels and anchors; the name is the path inside the dataset without its end."""
     for name in ("train", "test", "labels"):
         yield f"texts/{name}", getattr(problem, name)
@@ -23,7 +23,7 @@ def text_lists(problem: Problem) -> Iterator[tuple[str, Texts]]:
         yield f"anchors/{name}/texts", anchors.texts
 
 
-def relations(problem: Problem) -> Iterator[tuple[str, sp.csr_matrix, tuple[int, int]]]:
+def relations(problem: Dataset) -> Iterator[tuple[str, sp.csr_matrix, tuple[int, int]]]:
     """(name, matrix, shape that its texts call for) of every matrix; names as in `text_lists`."""
     documents = {"train": len(problem.train), "test": len(problem.test)}
     for folder, prefix in (("labels", "y"), ("filters", "filter")):
@@ -37,7 +37,7 @@ def relations(problem: Problem) -> Iterator[tuple[str, sp.csr_matrix, tuple[int,
             yield f"anchors/{name}/test", anchors.test, (len(problem.test), columns)
 
 
-def statistics(problem: Problem) -> dict[str, Any]:
+def statistics(problem: Dataset) -> dict[str, Any]:
     """Everything `validation/statistics.json` holds: lengths per text list, degrees per matrix, the label tail."""
     documents = np.bincount(problem.y_train.indices, minlength=len(problem.labels))
     return {
@@ -55,7 +55,7 @@ def statistics(problem: Problem) -> dict[str, Any]:
     }
 
 
-def counts(problem: Problem) -> dict[str, Any]:
+def counts(problem: Dataset) -> dict[str, Any]:
     """The compact part of the statistics that the manifest records."""
     return {
         "documents": len(problem.train),
@@ -74,7 +74,7 @@ def counts(problem: Problem) -> dict[str, Any]:
     }
 
 
-def headline(problem: Problem) -> dict[str, float]:
+def headline(problem: Dataset) -> dict[str, float]:
     """Flat metrics: counts, labels per document, and per anchor set `anchors/S`, `edges/S/train`, `edges/S/labels`."""
     found = counts(problem)
     metrics = {key: float(value) for key, value in found.items() if key != "anchor_sets"}

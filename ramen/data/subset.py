@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.data.dataset import AnchorSet, Problem, Texts, whole_groups
+from ramen.data.dataset import AnchorSet, Dataset, Texts, whole_groups
 
 
 def share(name: str, *, seed: int, purpose: str) -> float:
@@ -37,7 +37,7 @@ def choose(groups: Sequence[str], limit: int, *, seed: int) -> NDArray[np.bool_]
     return whole_groups(group, order, limit)
 
 
-def restrict(problem: Problem, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Problem:
+def restrict(problem: Dataset, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Dataset:
     """The problem with only the chosen documents, the labels these have, and the anchors these and the labels have.
 
     Args:
@@ -63,7 +63,7 @@ def restrict(problem: Problem, train: NDArray[np.bool_], test: NDArray[np.bool_]
     )
 
 
-def hide_labels(problem: Problem, fraction: float, *, seed: int) -> Problem:
+def hide_labels(problem: Dataset, fraction: float, *, seed: int) -> Dataset:
     """The zero-shot problem: a random share of the labels unseen in training, and alone to be found at test.
 
     Unseen labels lose their training pairs and their graph edges; their texts stay. Test documents without an unseen

@@ -28,10 +28,10 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from ramen.data.dataset import PLACEHOLDER, Problem
+from ramen.data.dataset import PLACEHOLDER, Dataset
 from ramen.data.identity import shared_uids
 from ramen.data.statistics import relations, text_lists
-from ramen.errors import Problem as Defect
+from ramen.errors import Defect
 
 _TIMESTAMP = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
 _LOCAL_EPOCH = re.compile(r"(?:1970-01-01|1969-12-31)([ T])\d\d:\d\d:\d\d(?:Z| [A-Z\d+-]+)")
@@ -103,7 +103,7 @@ class Report:
     warnings: list[Defect]
 
 
-def validate(problem: Problem, folder: Path) -> Report:
+def validate(problem: Dataset, folder: Path) -> Report:
     """Assert all rules; write `index.html` (Data Docs) under `folder`.
 
     Nothing is raised for broken data: the caller decides, with the report at hand.
@@ -127,7 +127,7 @@ def validate(problem: Problem, folder: Path) -> Report:
 # --- the frames ----------------------------------------------------------------------------------------------
 
 
-def _texts_frame(problem: Problem) -> pd.DataFrame:
+def _texts_frame(problem: Dataset) -> pd.DataFrame:
     parts = []
     for name, texts in text_lists(problem):
         stripped = [text.strip() for text in texts.texts]
@@ -146,7 +146,7 @@ def _texts_frame(problem: Problem) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _relations_frame(problem: Problem) -> pd.DataFrame:
+def _relations_frame(problem: Dataset) -> pd.DataFrame:
     rows = []
     for name, matrix, expected in relations(problem):
         row_of = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
@@ -188,7 +188,7 @@ def _first(rows: Any) -> int:
     return int(rows.min()) + 1 if len(rows) else 0
 
 
-def _problem_frame(problem: Problem) -> pd.DataFrame:
+def _problem_frame(problem: Dataset) -> pd.DataFrame:
     trained = shared_uids(problem.test, problem.train)
     overlap = [uid for uid in problem.test.uids if uid in trained]
     read = [text for text in problem.train.texts if text != PLACEHOLDER]

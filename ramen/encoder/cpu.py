@@ -133,7 +133,7 @@ def attention(
     return _Attention.apply(query, key, value, attention_mask, scaling, kept), None  # type: ignore[no-untyped-call]
 
 
-def quicken(transformer: nn.Module) -> RandomBytes:
+def use_cpu_kernels(transformer: nn.Module) -> RandomBytes:
     """Give a Hugging Face model on a CPU this module's parts where they fit; its parameters stay what they are.
 
     Returns:

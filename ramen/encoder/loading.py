@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 
 from ramen.artifacts import read_json
-from ramen.config import Encoder as Settings
-from ramen.encoder.checking import PACKAGED_WIDTHS, check_encoder, check_folder, check_loaded, refusal
-from ramen.encoder.cpu import quicken
+from ramen.config import EncoderConfig
+from ramen.encoder.checks import PACKAGED_WIDTHS, check_encoder, check_folder, check_loaded, refusal
+from ramen.encoder.cpu import use_cpu_kernels
 from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, quiet
 from ramen.errors import ArtifactError, RamenError
 
@@ -23,7 +23,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 def load_encoder(
     name: str | Path,
-    settings: Settings,
+    settings: EncoderConfig,
     device: str | torch.device | None = None,
     max_length: int | None = None,
 ) -> SentenceEncoder:
@@ -38,7 +38,7 @@ def load_encoder(
 
     Raises:
         RamenError: the name is neither a folder nor reachable, needs modules beyond pooling and normalisation, has
-            fewer positions than `max_length`, or does not pass the checks of `ramen.encoder.checking`.
+            fewer positions than `max_length`, or does not pass the checks of `ramen.encoder.checks`.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(name)
@@ -82,7 +82,7 @@ def load_encoder(
     return encoder
 
 
-def load_trained(folder: Path, settings: Settings) -> SentenceEncoder:
+def load_trained(folder: Path, settings: EncoderConfig) -> SentenceEncoder:
     """Load an artifact `model`: how it pools and what it reads is its own, whatever the knobs say; `precision` is not.
 
     Raises:
@@ -108,7 +108,7 @@ def _ready(encoder: SentenceEncoder, device: str | torch.device, name: str) -> S
         raise RamenError(f"encoder {name!r}: max_length = {asked.max_length}, but it reads {most} tokens; lower it")
     encoder = encoder.to(device)
     if encoder.device.type == "cpu":
-        encoder.random = quicken(encoder.transformer)
+        encoder.random = use_cpu_kernels(encoder.transformer)
     return encoder
 
 
@@ -148,7 +148,7 @@ def _packaged_minilm() -> Path:
     return folder
 
 
-def _tiny(settings: Settings, attention: str) -> SentenceEncoder:
+def _tiny(settings: EncoderConfig, attention: str) -> SentenceEncoder:
     """A small random BERT over MiniLM's vocabulary; the same weights every time."""
     from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -205,7 +205,7 @@ def _own_length(folder: Path) -> int | None:
     if kept is None:
         return None
     try:
-        return Settings(max_length=kept).max_length
+        return EncoderConfig(max_length=kept).max_length
     except ValueError:
         raise refusal(
             folder, f"{file.name}: max_seq_length = {kept!r} is no length that ramen can use", "edit it"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ramen.artifacts import write_json
-from ramen.config import Encoder as Settings
+from ramen.config import EncoderConfig
 from ramen.encoder.cpu import RandomBytes
 from ramen.encoder.packing import Pack
 from ramen.encoder.tokens import Batch, TokenStore
@@ -71,7 +71,7 @@ class SentenceEncoder(nn.Module):
         settings: max_length, precision and chunk size.
     """
 
-    def __init__(self, transformer: nn.Module, tokenizer: Any, pooling: Pooling, settings: Settings) -> None:
+    def __init__(self, transformer: nn.Module, tokenizer: Any, pooling: Pooling, settings: EncoderConfig) -> None:
         super().__init__()
         self.transformer = transformer
         self.tokenizer = tokenizer

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import FiniteFloat
 
 from ramen.artifacts import checked, read_json
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import Ints, by_document, document_weights, inverse_propensity
 from ramen.evaluation.predictions import PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import head_torso_tail
@@ -18,7 +18,7 @@ from ramen.evaluation.uncertainty import PerDocument
 
 
 def from_ranking(
-    problem: Problem, indices: Ints, a: float, b: float, notes: Mapping[str, Any] | None = None
+    problem: Dataset, indices: Ints, a: float, b: float, notes: Mapping[str, Any] | None = None
 ) -> PerDocument:
     """Return what each test document contributes to the metrics, overall and by head, torso and tail.
 
@@ -39,7 +39,7 @@ def from_ranking(
     )
 
 
-def from_evaluation(problem: Problem, evaluation: Path, predictions: str = PREDICTIONS) -> PerDocument:
+def from_evaluation(problem: Dataset, evaluation: Path, predictions: str = PREDICTIONS) -> PerDocument:
     """Return the contributions for an evaluation of this dataset, from its predictions and propensity parameters.
 
     Args:

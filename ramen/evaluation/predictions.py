@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen.artifacts import reading
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import DEPTH, Ints
 
 PREDICTIONS, ENCODER_PREDICTIONS = "predictions.parquet", "encoder_predictions.parquet"
@@ -36,7 +36,7 @@ class Ranking:
     scores: NDArray[np.float32]
 
 
-def write_predictions(path: Path, problem: Problem, ranking: Ranking, chunk: int) -> None:
+def write_predictions(path: Path, problem: Dataset, ranking: Ranking, chunk: int) -> None:
     """Write one row group per `chunk` documents, so that memory does not grow with their number."""
     documents, labels = pa.array(problem.test.uids, pa.string()), pa.array(problem.labels.uids, pa.string())
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
@@ -54,7 +54,7 @@ def write_predictions(path: Path, problem: Problem, ranking: Ranking, chunk: int
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
 
 
-def read_labels(path: Path, problem: Problem) -> Ints:
+def read_labels(path: Path, problem: Dataset) -> Ints:
     """Labels of each test document by rank, int64 [N', 100], padded with L: `Ranking.indices` as it was written.
 
     Raises:

@@ -10,23 +10,22 @@ from numpy.typing import NDArray
 
 from ramen import config
 from ramen.artifacts import Artifact, Draft, open_artifact, write_text
-from ramen.data.dataset import Problem
-from ramen.encoder.labels import encode_labels, fused_labels, has_more
+from ramen.data.dataset import Dataset
+from ramen.encoder.label_vectors import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_trained
-from ramen.errors import ArtifactError, DataError, RamenError, warn
-from ramen.errors import Problem as Defect
-from ramen.evaluation.contents import gather
+from ramen.errors import ArtifactError, DataError, Defect, RamenError, warn
 from ramen.evaluation.figures import png
-from ramen.evaluation.measuring import counts, measure_ranking, write_tables
 from ramen.evaluation.metrics import DEPTH, ENCODER, PEER, REPORTED, apply_filter
 from ramen.evaluation.metrics import evaluate as measure
 from ramen.evaluation.per_document import from_evaluation, from_ranking
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
 from ramen.evaluation.report import make_figures, render
+from ramen.evaluation.report_data import gather
+from ramen.evaluation.tables import counts, measure_ranking, write_tables
 from ramen.evaluation.uncertainty import PER_DOCUMENT, flat_gains, gains
 from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges
 from ramen.peers import PEERS, Task
-from ramen.peers.evaluating import rank_test_documents
+from ramen.peers.evaluation import rank_test_documents
 from ramen.retrieval import search
 from ramen.tracking import Tracker
 
@@ -37,8 +36,8 @@ def evaluate(
     pruned_graph: Artifact,
     model: Artifact,
     evaluation: Draft,
-    encoder: config.Encoder,
-    scoring: config.Scoring,
+    encoder: config.EncoderConfig,
+    scoring: config.ScoringConfig,
     track: Tracker,
 ) -> dict[str, float]:
     """Evaluate a model on the test documents.
@@ -57,7 +56,7 @@ def evaluate(
         ArtifactError: the model gives vectors that are not finite; `scoring.base` is no evaluation of this dataset
             with these propensity parameters.
     """
-    problem = Problem.read(dataset.path)
+    problem = Dataset.read(dataset.path)
     if not problem.y_test.nnz:
         defect = "expected at least one test document with a label, found none"
         raise DataError(Defect(f"{dataset.path}/labels/test.npz", defect, "ingest again with a larger test split"))
@@ -96,7 +95,7 @@ def evaluate(
     return measured.metrics
 
 
-def _open_base(scoring: config.Scoring, dataset: Artifact) -> Artifact | None:
+def _open_base(scoring: config.ScoringConfig, dataset: Artifact) -> Artifact | None:
     """The base's evaluation, if one is named; its numbers must be comparable."""
     if not scoring.base:
         return None
@@ -107,7 +106,7 @@ def _open_base(scoring: config.Scoring, dataset: Artifact) -> Artifact | None:
 
 
 def _retrieve(
-    problem: Problem, model: Artifact, encoder: config.Encoder, scoring: config.Scoring
+    problem: Dataset, model: Artifact, encoder: config.EncoderConfig, scoring: config.ScoringConfig
 ) -> tuple[Ranking, Ranking | None]:
     """Rankings by the encoder alone, and with the model's label context and classifiers if it has some."""
     sentences = load_trained(model.path, encoder)
@@ -124,13 +123,13 @@ def _retrieve(
     return ranking(labels), fused
 
 
-def _peers(problem: Problem, encoder: config.Encoder, scoring: config.Scoring) -> dict[str, float]:
+def _peers(problem: Dataset, encoder: config.EncoderConfig, scoring: config.ScoringConfig) -> dict[str, float]:
     """Overall metrics of each peer as `peers/NAME/KEY`; a peer that cannot run is left out with a warning."""
     metrics = {}
     for name in scoring.peers:
         try:
             with tempfile.TemporaryDirectory() as work:
-                task = Task(problem, encoder, config.Training(), scoring, Path(work))
+                task = Task(problem, encoder, config.TrainingConfig(), scoring, Path(work))
                 ranking = rank_test_documents(task, PEERS[name].fit(task))
         except RamenError as error:
             warn(f"peer {name} is left out of the evaluation: {error}")
@@ -141,7 +140,9 @@ def _peers(problem: Problem, encoder: config.Encoder, scoring: config.Scoring) -
     return metrics
 
 
-def _links(problem: Problem, model: Artifact, encoder: config.Encoder, scoring: config.Scoring) -> dict[str, float]:
+def _links(
+    problem: Dataset, model: Artifact, encoder: config.EncoderConfig, scoring: config.ScoringConfig
+) -> dict[str, float]:
     """Link prediction: R@100 of the training documents' raw anchors among all anchors of the set.
 
     Every anchor set of the dataset, but for links to test documents and to the document itself, whatever the model was

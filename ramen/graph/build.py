@@ -11,12 +11,12 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.base.sampling import keyed_rng
-from ramen.config import Walk
+from ramen.config import WalkConfig
 from ramen.data.dataset import AnchorSet, Texts
 from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges, remove_pairs, thin, within
 from ramen.graph.metadata import Graph, degree
 from ramen.graph.walk import enrich, walk
+from ramen.sampling import keyed_rng
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Built:
 
 def build_set(
     anchors: AnchorSet,
-    settings: Walk,
+    settings: WalkConfig,
     *,
     documents: Texts,
     labels: Texts,
@@ -83,7 +83,7 @@ def build_set(
     return Built(graphs, counts)
 
 
-def _walked(clean: dict[str, sp.csr_matrix], own: dict[str, sp.csr_matrix], settings: Walk) -> dict[str, Graph]:
+def _walked(clean: dict[str, sp.csr_matrix], own: dict[str, sp.csr_matrix], settings: WalkConfig) -> dict[str, Graph]:
     if not settings.hops or not settings.max_new:
         none = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
         return {side: union(matrix, *none) for side, matrix in clean.items()}

@@ -44,7 +44,7 @@ def anchors_among(items: Texts, anchors: Texts) -> NDArray[np.bool_]:
     return np.bincount(anchors_of(items, anchors).indices, minlength=len(anchors)) > 0
 
 
-def kin(items: Texts, partners: Texts, pairs: sp.csr_matrix, anchors: Texts) -> sp.csr_matrix:
+def false_negative_anchors(items: Texts, partners: Texts, pairs: sp.csr_matrix, anchors: Texts) -> sp.csr_matrix:
     """Anchors that are the item itself or one that it truly goes with: CSR items x M.
 
     Such an anchor is no negative, whether there is an edge or not: the task pulls the item to what reads like it.

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.base.sampling import scatter
 from ramen.graph.metadata import Graph
+from ramen.sampling import scatter
 
 
 @dataclass(frozen=True)
-class Looked:
+class IndexedVectors:
     """Vectors of a role's items among those of all distinct texts: a copy for each role would be gigabytes.
 
     Attributes:
@@ -28,7 +28,7 @@ class Looked:
         return np.asarray(self.vectors[self.place[items]])
 
 
-Vectors = NDArray[np.float32] | Looked
+Vectors = NDArray[np.float32] | IndexedVectors
 
 
 def edge_cosines(graph: Graph, rows: Vectors, anchors: Vectors, chunk: int = 1 << 18) -> NDArray[np.float32]:
@@ -79,7 +79,7 @@ def random_cosines(
     return np.asarray(np.einsum("ed,ed->e", rows[row[apart]], anchors[anchor[apart]]), np.float32)
 
 
-def lonely_rows(whole: Graph, part: Graph) -> float:
+def isolated_share(whole: Graph, part: Graph) -> float:
     """Share of the rows with an edge in `whole` that have none left in `part`."""
     had = np.diff(whole.indptr) > 0
     return float((np.diff(part.indptr)[had] == 0).mean()) if had.any() else 0.0

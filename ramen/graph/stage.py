@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from ramen.artifacts import Artifact, Draft
-from ramen.config import Walk
-from ramen.data.dataset import Problem
+from ramen.config import WalkConfig
+from ramen.data.dataset import Dataset
 from ramen.errors import warn
 from ramen.graph.build import build_set
 from ramen.graph.metadata import Graph, write_graphs
@@ -16,13 +16,13 @@ HUBS_SHARE = 0.75
 """More of a set's edges than this lost to `walk.hub_cap` is worth a warning."""
 
 
-def build_graph(*, dataset: Artifact, graph: Draft, walk: Walk, track: Tracker) -> dict[str, float]:
+def build_graph(*, dataset: Artifact, graph: Draft, walk: WalkConfig, track: Tracker) -> dict[str, float]:
     """Build the graphs of every anchor set.
 
     Returns:
         Edges before, after cleaning and after walking as `<set>/<side>/<state>`, and what was removed.
     """
-    problem = Problem.read(dataset.path)
+    problem = Dataset.read(dataset.path)
     graphs: dict[str, dict[str, Graph]] = {}
     metrics: dict[str, float] = {}
     for name, anchors in problem.anchor_sets.items():
@@ -39,7 +39,7 @@ def build_graph(*, dataset: Artifact, graph: Draft, walk: Walk, track: Tracker) 
     return metrics
 
 
-def _warn(name: str, counts: dict[str, int], walk: Walk) -> None:
+def _warn(name: str, counts: dict[str, int], walk: WalkConfig) -> None:
     """Training goes on without a set that is empty, or whose anchors are all hubs: better that somebody knows."""
     edges, hubs = counts["train/raw"] + counts["labels/raw"], counts.get("hub_edges", 0)
     if not edges:

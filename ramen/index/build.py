@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.config import Index as Settings
+from ramen.config import IndexConfig
 from ramen.errors import ArtifactError, ConfigError, RamenError
 from ramen.retrieval import faiss_threads, load_faiss
 
@@ -30,7 +30,7 @@ TABLE_BYTES = 2 << 30
 """faiss' own bound of the tables that it computes on reading, which are not in the file."""
 
 
-def chosen_kind(labels: int, width: int, settings: Settings) -> str:
+def chosen_kind(labels: int, width: int, settings: IndexConfig) -> str:
     """What `auto` stands for, by the number of labels and the memory they may take; any other kind is itself."""
     if settings.kind != "auto":
         return settings.kind
@@ -41,7 +41,7 @@ def chosen_kind(labels: int, width: int, settings: Settings) -> str:
     return "hnsw" if labels * each <= settings.memory_gb * 1e9 else "ivf"
 
 
-def factory(labels: int, width: int, settings: Settings) -> str:
+def factory(labels: int, width: int, settings: IndexConfig) -> str:
     """The string by which `faiss.index_factory` makes the index.
 
     `ivf` gets about 4 sqrt(L) lists (faiss wiki, "Guidelines to choose an index") and the least compressed codes that
@@ -85,7 +85,7 @@ def _explained(kind: str, index: str) -> Iterator[None]:
         ) from None
 
 
-def build_index(labels_LD: NDArray[np.float32], settings: Settings) -> Any:
+def build_index(labels_LD: NDArray[np.float32], settings: IndexConfig) -> Any:
     """Build an inner-product index; row i gets id i.
 
     `flat` is exact and its bytes always the same. `hnsw` (Malkov and Yashunin, 2018) and what is trained are
@@ -162,7 +162,7 @@ def changed(index: Any, keep: NDArray[np.int64], new_nD: NDArray[np.float32]) ->
     Raises:
         RamenError: this kind of index cannot give its vectors back.
     """
-    with faiss_threads(build_threads(len(keep) + len(new_nD), Settings())):
+    with faiss_threads(build_threads(len(keep) + len(new_nD), IndexConfig())):
         if len(keep) < index.ntotal:
             try:
                 if (lists := inverted_lists(index)) is not None:
@@ -180,7 +180,7 @@ def changed(index: Any, keep: NDArray[np.int64], new_nD: NDArray[np.float32]) ->
     return index
 
 
-def build_threads(labels: int, settings: Settings) -> int:
+def build_threads(labels: int, settings: IndexConfig) -> int:
     """Threads that build the index over `labels` labels; 1 means reproducible bytes."""
     if settings.build_threads:
         return settings.build_threads

@@ -27,7 +27,7 @@ from ramen.artifacts import (
     write_text,
     write_texts,
 )
-from ramen.config import Encoder as EncoderSettings
+from ramen.config import EncoderConfig
 from ramen.errors import ArtifactError, RamenError
 from ramen.index.build import read_index, write_index
 
@@ -93,7 +93,7 @@ class Retriever:
         _check_files(encoder_dir, facts["encoder"])
         from ramen.encoder.loading import load_trained
 
-        encoder = load_trained(encoder_dir, EncoderSettings())
+        encoder = load_trained(encoder_dir, EncoderConfig())
         identity = str(facts["index"].get("identity", ""))
         return cls(encoder, read_index(index_dir / INDEX_FILE), *read_texts(index_dir / LABELS_FILE), identity)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ramen.config import Bandit as Settings
+from ramen.config import BanditConfig
 
 SMALLEST = 0.25
 """Least |z| of "paper", in σ."""
@@ -46,7 +46,7 @@ class Bandit:
     """
 
     def __init__(
-        self, settings: Settings, initial: Mapping[str, float], generator: Callable[[int], np.random.Generator]
+        self, settings: BanditConfig, initial: Mapping[str, float], generator: Callable[[int], np.random.Generator]
     ) -> None:
         self.settings, self._generator = settings, generator
         self.means = dict(initial)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen import config
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 
 Rank = Callable[[], tuple[NDArray[np.int64], NDArray[np.float32]]]
 """Ranks the test documents: int64 [N', retrieve] label ids, best first, padded with L; float32 scores, padded with
@@ -34,10 +34,10 @@ class Task:
         seconds: time limit of training, for a peer that is `timed`.
     """
 
-    problem: Problem
-    encoder: config.Encoder
-    training: config.Training
-    scoring: config.Scoring
+    problem: Dataset
+    encoder: config.EncoderConfig
+    training: config.TrainingConfig
+    scoring: config.ScoringConfig
     work: Path
     seconds: float = 0.0
 

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.preprocessing import normalize
 
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 from ramen.errors import RamenError
 from ramen.peers import Rank, Task
 from ramen.peers.tfidf import make_vectoriser
@@ -82,7 +82,7 @@ def fit(task: Task, method: str, **settings: Any) -> Rank:
 
 
 def sort_scores(
-    found: sp.csr_matrix, labels: NDArray[np.int64], problem: Problem, task: Task
+    found: sp.csr_matrix, labels: NDArray[np.int64], problem: Dataset, task: Task
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Turn the scores of the trained labels (CSR N' x K, column j is label `labels[j]`) into a ranking."""
     num_labels = len(problem.labels)

@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
-from datasets import Dataset, disable_progress_bars
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -23,12 +23,12 @@ from sentence_transformers.util import mine_hard_negatives
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, TrainerCallback
 
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import use_bf16
 from ramen.peers import Rank, Task
 from ramen.retrieval import search
-from ramen.training.session import split_validation
+from ramen.training.setup import split_validation
 
 EMBED_BATCH = 256
 NEVER = 1 << 30
@@ -77,7 +77,7 @@ def fit(task: Task) -> Rank:
     """Mine negatives with the start weights, then train until the time is over."""
     problem, training, scoring = task.problem, task.training, task.scoring
     clock = Clock(task.seconds, training.lr_warmup_steps)
-    disable_progress_bars()
+    datasets.disable_progress_bars()
     load_encoder(task.encoder.name, task.encoder, "cpu").save(task.work / "start")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(training.seed)
@@ -133,11 +133,11 @@ def fit(task: Task) -> Rank:
     return rank
 
 
-def training_pairs(problem: Problem, documents: Any) -> Dataset:
+def training_pairs(problem: Dataset, documents: Any) -> datasets.Dataset:
     """Every positive pair of the given training documents as texts `anchor`, `positive`."""
     pairs = problem.positives[documents].tocoo()
     kept = ~np.isin(pairs.col, problem.unseen)
-    return Dataset.from_dict(
+    return datasets.Dataset.from_dict(
         {
             "anchor": [problem.train.texts[i] for i in documents[pairs.row[kept]]],
             "positive": [problem.labels.texts[i] for i in pairs.col[kept]],

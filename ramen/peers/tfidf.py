@@ -16,7 +16,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import FeatureUnion
 from sklearn.preprocessing import normalize
 
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 from ramen.peers import Rank, Task
 from ramen.peers.sparse import search_sparse
 
@@ -51,7 +51,7 @@ def make_vectoriser(texts: Sequence[str]) -> FeatureUnion:
     return FeatureUnion(kinds)
 
 
-def label_vectors(problem: Problem, vectoriser: FeatureUnion) -> sp.csr_matrix:
+def label_vectors(problem: Dataset, vectoriser: FeatureUnion) -> sp.csr_matrix:
     """Sum of the unit vectors of a label's text and of its training documents' texts: CSR L x V, unit norm."""
     own = normalize(vectoriser.transform(problem.labels.texts))
     documents = normalize(vectoriser.transform(problem.train.texts))

@@ -7,7 +7,7 @@
 
 A version given by alias is looked up again every `LOOK_AGAIN` seconds; when the alias has moved, the new version is
 loaded while the old one still answers. All texts of a version, those of explanations included, are encoded in the
-thread of its `Combiner`. What is accepted of a request is in `limits`.
+thread of its `RequestBatcher`. What is accepted of a request is in `limits`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_
 from pydantic_core import PydanticCustomError
 
 from ramen.errors import RamenError, warn
-from ramen.index.combining import Combiner
-from ramen.index.registry import UnknownVersion, load_version, resolve_version, version_number, versions
+from ramen.index.request_batching import RequestBatcher
 from ramen.index.retriever import DEFAULT_K, MOST_LABELS
-from ramen.serving.graph import TrainingGraph
+from ramen.publishing.registry import UnknownVersion, load_version, resolve_version, version_number, versions
+from ramen.serving.explain import TrainingGraph
 from ramen.serving.limits import BodyLimit, JsonRoute, refuse_invalid
 
 LOOK_AGAIN = 30.0
@@ -83,7 +83,7 @@ class Loaded:
     """A version in memory."""
 
     number: int
-    combiner: Combiner
+    combiner: RequestBatcher
     dataset: str
     used: float
 
@@ -162,7 +162,7 @@ class Versions:
             return found
         tags = next((one.tags for one in versions(self.model) if one.number == number), {})
         found = Loaded(
-            number, Combiner(load_version(self.model, str(number))), tags.get("dataset", ""), time.monotonic()
+            number, RequestBatcher(load_version(self.model, str(number))), tags.get("dataset", ""), time.monotonic()
         )
         with self._lock:
             self._loaded[number] = found

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ramen.errors import RamenError
 from ramen.serving.limits import HEADER_SECONDS, MOST_CONNECTIONS, STOP_SECONDS
-from ramen.stopping import on_stop
+from ramen.signals import on_interrupt
 
 BACKLOG = 128
 """Connections that wait to be accepted."""
@@ -104,6 +104,6 @@ def serve(app: FastAPI, listening: socket.socket, announce: Callable[[str], Any]
         backlog=BACKLOG,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    with on_stop(lambda: None):  # uvicorn raises the signal again after a clean stop; the exit code is 0 then
+    with on_interrupt(lambda: None):  # uvicorn raises the signal again after a clean stop; the exit code is 0 then
         _Server(config, lambda: announce(address)).run([listening])
     gc.freeze()  # or Python looks through all of torch's objects for garbage before it ends: seconds

@@ -38,9 +38,9 @@ NO_LONG_WAIT = {"MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
 """A server may ask for an hour between two attempts."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30", **NO_LONG_WAIT}
 """Of a write: about a minute. MLflow's own patience is many silent minutes."""
-IMPATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15", **NO_LONG_WAIT}
+OFFLINE_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15", **NO_LONG_WAIT}
 """While the store is known to be out of reach."""
-MISTAKES = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
+PERMANENT_ERRORS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
 """MLflow's codes for a write that no later attempt makes good."""
 MAY_PASS = {401, 403, 404, 408, 425, 429}
 """HTTP answers below 500 that a later attempt may not get again: the others say that the write itself is at fault."""
@@ -143,7 +143,7 @@ class Journal:
             return True
         rows = _lines(self._folder / WRITES)
         files_wait = False
-        with environment_defaults(IMPATIENCE):
+        with environment_defaults(OFFLINE_RETRIES):
             for number in (*self._later, *range(self._sent, len(rows))):
                 row = self._row(rows[number], number + 1)
                 taken = not (files_wait and "file" in row)
@@ -322,7 +322,7 @@ def _lines(path: Path) -> list[str]:
 
 def _out_of_reach(error: Exception) -> bool:
     """Whether a later attempt may succeed: no answer, an error of the server, or keys that it does not take."""
-    if getattr(error, "error_code", "") in MISTAKES or isinstance(error, TypeError | AssertionError):
+    if getattr(error, "error_code", "") in PERMANENT_ERRORS or isinstance(error, TypeError | AssertionError):
         return False
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):  # botocore's

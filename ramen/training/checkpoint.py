@@ -32,7 +32,7 @@ from ramen.artifacts import (
     write_text,
 )
 from ramen.errors import ArtifactError, warn
-from ramen.work import TASK_FILE, differences, read_task
+from ramen.workdir import TASK_FILE, differences, read_task
 
 KEEP = 2
 """Checkpoints kept; the older one guards against a damaged newest."""
@@ -45,7 +45,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
-class Position:
+class TrainingState:
     """How far training has come.
 
     Attributes:
@@ -128,7 +128,7 @@ class Checkpoints:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        position: Position,
+        position: TrainingState,
         arrays: dict[str, NDArray[Any]] | None = None,
     ) -> None:
         """Write a checkpoint and drop all but the newest `KEEP`.
@@ -166,7 +166,7 @@ class Checkpoints:
 
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[Position, dict[str, NDArray[Any]]] | None:
+    ) -> tuple[TrainingState, dict[str, NDArray[Any]]] | None:
         """Restore the newest checkpoint; None if there is none.
 
         A damaged one is passed over, with a warning, for the one before.
@@ -216,13 +216,13 @@ class Checkpoints:
         )
 
 
-def _read(folder: Path) -> tuple[Position, Tensors, Tensors, dict[str, NDArray[Any]]]:
+def _read(folder: Path) -> tuple[TrainingState, Tensors, Tensors, dict[str, NDArray[Any]]]:
     """Read an undamaged checkpoint: position, weights, optimiser state, arrays. Raises ArtifactError."""
     file = folder / "position.json"
     values = read_json(file, dict[str, Any])
     with reading(file):
-        position = Position(**values)
-    for key, form in get_type_hints(Position).items():
+        position = TrainingState(**values)
+    for key, form in get_type_hints(TrainingState).items():
         checked(getattr(position, key), form, f"{file}: {key}")
     tensors = []
     for name in ("weights.safetensors", "optimizer.safetensors"):

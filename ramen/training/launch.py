@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import torch
 
 from ramen.artifacts import Artifact
-from ramen.config import Section, Training
+from ramen.config import Section, TrainingConfig
 from ramen.errors import ERROR, ConfigError, Interrupted, MissingExtra, RamenError
 from ramen.processes import world_size
 from ramen.retrieval import faiss_threads
@@ -30,8 +30,8 @@ def cores() -> int:
 
 
 @contextmanager
-def together(
-    stage: str, inputs: Mapping[str, Artifact], sections: Mapping[str, Section], training: Training
+def launch_processes(
+    stage: str, inputs: Mapping[str, Artifact], sections: Mapping[str, Section], training: TrainingConfig
 ) -> Iterator[Processes]:
     """All processes of a stage, this one among them.
 
@@ -98,7 +98,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _limited_threads(training: Training, processes: Processes) -> Iterator[None]:
+def _limited_threads(training: TrainingConfig, processes: Processes) -> Iterator[None]:
     """`training.threads`, or an even share of the cores; whatever follows in this process has its own again."""
     each = training.threads or max(1, cores() // processes.size)
     before = torch.get_num_threads()

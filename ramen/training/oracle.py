@@ -18,16 +18,16 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.artifacts import Artifact, Draft, read_array
-from ramen.base.sampling import keyed_rng
 from ramen.config import Sampling
-from ramen.data.dataset import Problem, Texts
+from ramen.data.dataset import Dataset, Texts
 from ramen.errors import ConfigError
 from ramen.graph.cleaning import anchors_of, remove_pairs
 from ramen.graph.metadata import Graphs, drawing_weights
 from ramen.objective.guidance import Oracle
+from ramen.sampling import keyed_rng
 from ramen.tracking import Tracker
 from ramen.training.distributed import Processes
-from ramen.training.session import Session, Settings, chosen_sets, split_validation, training_graphs
+from ramen.training.setup import Session, TrainingSections, chosen_sets, split_validation, training_graphs
 
 FOLDER = "oracle"
 """Of its checkpoints in the work directory, and its name as a tracked run."""
@@ -47,7 +47,7 @@ def read_oracle(folder: Path) -> Oracle:
 
 
 def train_oracle(
-    dataset: Artifact, graph: Artifact, draft: Draft, settings: Settings, track: Tracker, processes: Processes
+    dataset: Artifact, graph: Artifact, draft: Draft, settings: TrainingSections, track: Tracker, processes: Processes
 ) -> tuple[Oracle, dict[str, float]]:
     """Train the oracle and ask it for all its vectors.
 
@@ -66,7 +66,7 @@ def train_oracle(
         Interrupted: asked to stop; a checkpoint was saved.
     """
     guidance, objective = settings.guidance, settings.objective
-    problem = Problem.read(dataset.path)
+    problem = Dataset.read(dataset.path)
     if not problem.anchor_sets:
         raise ConfigError(
             "guidance.enabled: the dataset has no anchor sets, so an oracle would read what the encoder does"
@@ -101,7 +101,7 @@ def train_oracle(
     return told, {f"{FOLDER}/{name}": value for name, value in metrics.items()}
 
 
-def enriched(problem: Problem, graphs: Graphs, sampling: Sampling, most: int, seed: int) -> Problem:
+def enriched(problem: Dataset, graphs: Graphs, sampling: Sampling, most: int, seed: int) -> Dataset:
     """The problem as the oracle reads it: every text followed by those of its anchors, in random order.
 
     Args:

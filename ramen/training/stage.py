@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from ramen.artifacts import Artifact, Draft, write_json
-from ramen.config import Bandit, Base, Classifier, Encoder, Guidance, Objective, Pruning, Training
-from ramen.encoder.labels import with_context, write_classifier, write_context
+from ramen.config import (
+    BanditConfig,
+    BaseConfig,
+    ClassifierConfig,
+    EncoderConfig,
+    GuidanceConfig,
+    ObjectiveConfig,
+    PruningConfig,
+    TrainingConfig,
+)
+from ramen.encoder.label_vectors import with_context, write_classifier, write_context
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
-from ramen.training.classifier import classify
-from ramen.training.context import label_context
-from ramen.training.launch import together
+from ramen.training.labels.classifier import classify
+from ramen.training.labels.context import label_context
+from ramen.training.launch import launch_processes
 from ramen.training.oracle import read_oracle, train_oracle, write_oracle
-from ramen.training.plan import Clock
-from ramen.training.rounds import Rounds
-from ramen.training.session import Session, Settings, same_as_warmed
+from ramen.training.pruning_rounds import Rounds
+from ramen.training.schedule import Clock
+from ramen.training.setup import Session, TrainingSections, check_warm_settings
 
 
 def warmup(
@@ -21,18 +30,18 @@ def warmup(
     dataset: Artifact,
     graph: Artifact,
     warm_model: Draft,
-    encoder: Encoder,
-    objective: Objective,
-    bandit: Bandit,
-    base: Base,
-    training: Training,
-    guidance: Guidance,
+    encoder: EncoderConfig,
+    objective: ObjectiveConfig,
+    bandit: BanditConfig,
+    base: BaseConfig,
+    training: TrainingConfig,
+    guidance: GuidanceConfig,
     track: Tracker,
 ) -> dict[str, float]:
     """Train the oracle if one is to guide, then on the unpruned graphs for `training.warmup_epochs` epochs."""
     inputs = {"dataset": dataset, "graph": graph}
-    settings, clock = Settings(encoder, objective, bandit, base, training, guidance), Clock()
-    with together("warmup", inputs, settings.sections(), training) as processes:
+    settings, clock = TrainingSections(encoder, objective, bandit, base, training, guidance), Clock()
+    with launch_processes("warmup", inputs, settings.sections(), training) as processes:
         oracle, judged = None, dict[str, float]()
         if guidance.enabled:
             oracle, judged = train_oracle(dataset, graph, warm_model, settings, track, processes)
@@ -56,22 +65,22 @@ def prune_retrain(
     warm_model: Artifact,
     model: Draft,
     pruned_graph: Draft,
-    encoder: Encoder,
-    objective: Objective,
-    bandit: Bandit,
-    base: Base,
-    training: Training,
-    guidance: Guidance,
-    pruning: Pruning,
-    classifier: Classifier,
+    encoder: EncoderConfig,
+    objective: ObjectiveConfig,
+    bandit: BanditConfig,
+    base: BaseConfig,
+    training: TrainingConfig,
+    guidance: GuidanceConfig,
+    pruning: PruningConfig,
+    classifier: ClassifierConfig,
     track: Tracker,
 ) -> dict[str, float]:
     """Prune the graphs with the encoder and retrain, in rounds, to the end of the plan (`training.epochs`)."""
     inputs = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
-    settings, clock = Settings(encoder, objective, bandit, base, training, guidance), Clock()
+    settings, clock = TrainingSections(encoder, objective, bandit, base, training, guidance), Clock()
     sections = {**settings.sections(), "pruning": pruning, "classifier": classifier}
-    same_as_warmed(warm_model, settings)
-    with together("prune-retrain", inputs, sections, training) as processes:
+    check_warm_settings(warm_model, settings)
+    with launch_processes("prune-retrain", inputs, sections, training) as processes:
         oracle = read_oracle(warm_model.path) if guidance.enabled else None
         session = Session(
             dataset, graph, model, warm_model.path, settings, track, processes, oracle=oracle, clock=clock

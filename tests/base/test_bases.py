@@ -15,16 +15,15 @@ from ramen.base.clustering import balanced_clusters, halvings
 from ramen.base.dexa import Dexa
 from ramen.base.mining import drawn_from, shortlists
 from ramen.base.ngame import Ngame
-from ramen.base.protocol import BaseAlgorithm
-from ramen.base.protocol import Problem as BaseProblem
-from ramen.base.sampling import among
-from ramen.config import Base
-from ramen.data.dataset import Problem, Texts
+from ramen.base.protocol import BaseAlgorithm, LabelProblem
+from ramen.config import BaseConfig
+from ramen.data.dataset import Dataset, Texts
 from ramen.data.subset import hide_labels
 from ramen.errors import ConfigError
 from ramen.objective.softmax import decoupled_softmax
 from ramen.objective.triplet import Triplet
-from ramen.training.batches import StepSampler
+from ramen.sampling import among
+from ramen.training.step_sampler import StepSampler
 
 SCORES = torch.tensor([[0.8, 0.7, 0.2], [0.6, 0.5, 0.4], [0.1, 0.9, 0.3]])
 KNOWN = torch.eye(3, dtype=torch.bool)
@@ -32,15 +31,15 @@ KNOWN[2, 1] = True
 EARLY = {"refresh_from": 1, "refresh_every": 1, "cluster_double_every": 1, "offset_heads": 2, "shortlist": 5}
 
 
-def told(problem: Problem, batch_size: int = 16, dimension: int = 8) -> BaseProblem:
+def told(problem: Dataset, batch_size: int = 16, dimension: int = 8) -> LabelProblem:
     texts = np.unique(problem.labels.texts, return_inverse=True)[1]
     documents = np.flatnonzero(np.diff(problem.y_train.indptr))
     own = len(texts) + np.arange(len(problem.train))  # no document reads as a label does
-    return BaseProblem(documents, problem.y_train, problem.filter_train, texts, own, batch_size, dimension)
+    return LabelProblem(documents, problem.y_train, problem.filter_train, texts, own, batch_size, dimension)
 
 
-def made(name: str, problem: Problem, **knobs: object) -> BaseAlgorithm:
-    settings = Base.model_validate({"name": name, **EARLY, **knobs})
+def made(name: str, problem: Dataset, **knobs: object) -> BaseAlgorithm:
+    settings = BaseConfig.model_validate({"name": name, **EARLY, **knobs})
     return make_base(settings, told(problem), Triplet())
 
 
@@ -49,7 +48,7 @@ def unit(rows: int, dimension: int, seed: int) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def refreshed(base: BaseAlgorithm, problem: Problem, epoch: int = 1) -> BaseAlgorithm:
+def refreshed(base: BaseAlgorithm, problem: Dataset, epoch: int = 1) -> BaseAlgorithm:
     vectors = {"documents": unit(len(problem.train), 8, 1), "labels": unit(len(problem.labels), 8, 2)}
     base.refresh(epoch, lambda role: vectors[role])
     return base
@@ -58,7 +57,7 @@ def refreshed(base: BaseAlgorithm, problem: Problem, epoch: int = 1) -> BaseAlgo
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("fresh", [True, False])
 def test_every_base_visits_every_row_once_with_true_pairs_and_no_known_negative(
-    name: str, fresh: bool, tiny_problem: Problem
+    name: str, fresh: bool, tiny_problem: Dataset
 ) -> None:
     base = made(name, tiny_problem)
     if fresh:
@@ -85,7 +84,7 @@ def _at(positive: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_state_brings_back_the_same_steps(name: str, tiny_problem: Problem) -> None:
+def test_state_brings_back_the_same_steps(name: str, tiny_problem: Dataset) -> None:
     base = refreshed(made(name, tiny_problem), tiny_problem)
     again = made(name, tiny_problem)
     again.restore(base.state())
@@ -98,20 +97,20 @@ def test_state_brings_back_the_same_steps(name: str, tiny_problem: Problem) -> N
     assert torch.equal(base.label_vectors(encoded, np.arange(30)), again.label_vectors(encoded, np.arange(30)))
 
 
-def test_a_name_that_is_none_says_which_was_meant(tiny_problem: Problem) -> None:
+def test_a_name_that_is_none_says_which_was_meant(tiny_problem: Dataset) -> None:
     with pytest.raises(ConfigError, match=r"base\.name = 'ngam': unknown .*did you mean ngame\?"):
         made("ngam", tiny_problem)
 
 
 @pytest.mark.parametrize("cells", [1, 200, 1 << 22])
 def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_ones(
-    tiny_problem: Problem, cells: int, monkeypatch: pytest.MonkeyPatch
+    tiny_problem: Dataset, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ramen.base.mining.CELLS", cells)
     problem = told(tiny_problem)
     own = np.full(60, 99)
     own[7] = 3  # a document that reads as two labels
-    twins = BaseProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, own, 16)  # labels in twos
+    twins = LabelProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, own, 16)  # labels in twos
     documents, labels = unit(60, 8, 1), unit(30, 8, 2)
     found = shortlists(twins, documents, labels, 5)
     known = (problem.y + problem.ignore).toarray() > 0
@@ -126,7 +125,7 @@ def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_o
     assert shortlists(problem, documents, labels, 29)[0][-1] == -1, "padded when fewer are left"
 
 
-def test_ance_adds_mined_labels_only_once_it_has_mined(tiny_problem: Problem) -> None:
+def test_ance_adds_mined_labels_only_once_it_has_mined(tiny_problem: Dataset) -> None:
     base = made("ance", tiny_problem, mined=2)
     rng = np.random.default_rng(0)
     assert not base.refresh_due(0) and base.refresh_due(1)
@@ -156,7 +155,7 @@ def test_clusters_find_planted_groups() -> None:
     assert purity > 0.85
 
 
-def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_problem: Problem) -> None:
+def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_problem: Dataset) -> None:
     base = made("ngame", tiny_problem, cluster_size=4)
     assert isinstance(base, Ngame)
     assert [base.cluster_size(epoch) for epoch in (1, 2, 3, 9)] == [4, 8, 16, 16]
@@ -173,7 +172,7 @@ def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_pr
     assert within(order) > shuffled + 0.05
 
 
-def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Problem) -> None:
+def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Dataset) -> None:
     base = refreshed(made("dexa", tiny_problem, labels_per_offset=3), tiny_problem)
     assert isinstance(base, Dexa)
     encoded = torch.from_numpy(unit(30, 8, 4))
@@ -194,8 +193,10 @@ def test_dexas_labels_and_heads_never_share_a_row(labels: int) -> None:
     rng = np.random.default_rng(labels)
     y = sp.csr_matrix((np.ones(labels, np.float32), (np.arange(labels), rng.permutation(labels))))
     each = np.arange(labels)
-    problem = BaseProblem(each, y, sp.csr_matrix(y.shape, dtype=np.float32), each, labels + each, 16, 4)
-    base = make_base(Base(name="dexa", labels_per_offset=3, offset_heads=min(1000, labels // 4)), problem, Triplet())
+    problem = LabelProblem(each, y, sp.csr_matrix(y.shape, dtype=np.float32), each, labels + each, 16, 4)
+    base = make_base(
+        BaseConfig(name="dexa", labels_per_offset=3, offset_heads=min(1000, labels // 4)), problem, Triplet()
+    )
     assert isinstance(base, Dexa)
     base.refresh(0, lambda role: unit(labels, 4, 0))
     rows, heads = base.offsets.row_of.numpy(), min(1000, labels // 4)
@@ -206,11 +207,11 @@ def test_dexas_labels_and_heads_never_share_a_row(labels: int) -> None:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_no_step_has_a_label_that_training_must_not_see(name: str, tiny_problem: Problem) -> None:
+def test_no_step_has_a_label_that_training_must_not_see(name: str, tiny_problem: Dataset) -> None:
     hidden = hide_labels(tiny_problem, 0.4, seed=1)
     unseen = hidden.candidates
     base = make_base(
-        Base.model_validate({"name": name, **EARLY, "mined": 3, "random_labels": 2.0}),
+        BaseConfig.model_validate({"name": name, **EARLY, "mined": 3, "random_labels": 2.0}),
         replace(told(hidden), unseen=unseen), Triplet(),
     )  # fmt: skip
     refreshed(base, hidden)
@@ -268,14 +269,14 @@ def test_siamesexml_is_the_likelihood_of_the_pair_and_of_the_hardest_others() ->
     assert float(loss) == pytest.approx(0.7 * expected(first) + 0.3 * expected(second), abs=1e-6)
 
 
-def tiny_of_pairs() -> Problem:
+def tiny_of_pairs() -> Dataset:
     y = sp.identity(2, format="csr", dtype=np.float32)
     none = sp.csr_matrix((2, 2), dtype=np.float32)
     texts = Texts(["a", "b"], ["one", "two"])
-    return Problem(texts, texts.at([]), Texts(["c", "d"], ["three", "four"]), y, y[:0], none, none[:0])
+    return Dataset(texts, texts.at([]), Texts(["c", "d"], ["three", "four"]), y, y[:0], none, none[:0])
 
 
-def test_dexml_divides_by_its_temperature(tiny_problem: Problem) -> None:
+def test_dexml_divides_by_its_temperature(tiny_problem: Dataset) -> None:
     eye = torch.eye(3, dtype=torch.bool)
     for tau in (0.5, 0.1):
         loss = float(made("dexml", tiny_problem, temperature=tau).loss(SCORES, torch.arange(3), eye))
@@ -283,14 +284,14 @@ def test_dexml_divides_by_its_temperature(tiny_problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml", "ngame"])
-def test_the_encoder_is_looked_at_again_every_few_epochs(name: str, tiny_problem: Problem) -> None:
+def test_the_encoder_is_looked_at_again_every_few_epochs(name: str, tiny_problem: Dataset) -> None:
     base = made(name, tiny_problem, refresh_from=1, refresh_every=2, cluster_double_every=1)
     due = [epoch for epoch in range(8) if base.refresh_due(epoch)]
     assert due == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml"])
-def test_without_mined_labels_nothing_is_mined(name: str, tiny_problem: Problem) -> None:
+def test_without_mined_labels_nothing_is_mined(name: str, tiny_problem: Dataset) -> None:
     assert not any(made(name, tiny_problem, mined=0).refresh_due(epoch) for epoch in range(8))
 
 

@@ -14,17 +14,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ramen.ablation import CHAIN, Outcome, run_peer, run_row, summarise
+from ramen.ablation.run import CHAIN, Outcome, run_peer, run_row, summarise
+from ramen.ablation.study import read_study, studies
 from ramen.artifacts import drafts
 from ramen.cli import cli
-from ramen.config import Encoder, resolve
-from ramen.data.dataset import Problem
+from ramen.config import EncoderConfig, resolve
+from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ConfigError, Interrupted
 from ramen.evaluation.report import SLICES
 from ramen.evaluation.uncertainty import PerDocument
 from ramen.stages import STAGES, run_stage
-from ramen.studies import read_study, studies
 
 KNOBS = {
     "data.source": "xc",
@@ -161,7 +161,7 @@ def test_changed_raw_data_are_read_again(tiny_source: Path, here: Path) -> None:
     texts = source / "raw_data/train.raw.txt"
     texts.write_text(texts.read_text().replace("notes about", "remarks on"))
     ablate(source, *words)
-    made = [Problem.read(folder / "dataset").train.texts[1] for folder in (here / "ablations/cache").glob("ingest-*")]
+    made = [Dataset.read(folder / "dataset").train.texts[1] for folder in (here / "ablations/cache").glob("ingest-*")]
     assert sorted(text.split()[0] for text in made) == ["notes", "remarks"]
 
 
@@ -223,7 +223,7 @@ def test_a_row_of_the_encoder_alone_is_compared_as_it_is(tmp_path: Path) -> None
 
 def test_one_test_document_gives_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = PerDocument(["a"], {"p_at_1": np.array([100.0])})
-    monkeypatch.setattr("ramen.ablation._per_document", lambda *_: {"": one})
+    monkeypatch.setattr("ramen.ablation.run._per_document", lambda *_: {"": one})
     (tmp_path / "quantiles.csv").write_text("bin,labels\n")
     rows = [[Outcome({"p_at_1": value}, 1.0, tmp_path, tmp_path)] for value in (100.0, 0.0)]
     assert summarise(*rows, ["p_at_1"]).gain_error == {}, "nan is no JSON"
@@ -293,7 +293,7 @@ def tiny_test_labels(source: Path) -> dict[str, set[int]]:
 def test_the_time_before_a_stop_counts_too(tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = [f"{key}={value}" for key, value in {**KNOBS, "data.path": tiny_source, "training.threads": 1}.items()]
     clock = [0.0]
-    monkeypatch.setattr("ramen.ablation.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("ramen.ablation.run.time.monotonic", lambda: clock[0])
 
     def stage(name: str, **asked: Any) -> dict[str, float]:
         clock[0] += 100.0
@@ -301,7 +301,7 @@ def test_the_time_before_a_stop_counts_too(tiny_source: Path, here: Path, monkey
             raise Interrupted("stopped on request")
         return run_stage(name, **asked)
 
-    monkeypatch.setattr("ramen.ablation.run_stage", stage)
+    monkeypatch.setattr("ramen.ablation.run.run_stage", stage)
     with pytest.raises(Interrupted):
         run_row(resolve(sets=sets), here / "cache")
     assert run_row(resolve(sets=sets), here / "cache").seconds == 300, "warm-up, what was stopped, and the rest"
@@ -313,7 +313,7 @@ def test_an_encoder_trained_anew_in_its_folder_is_another_one(tiny_source: Path,
     found = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        encoder = load_encoder("tiny", Encoder(name="tiny"))
+        encoder = load_encoder("tiny", EncoderConfig(name="tiny"))
         with torch.no_grad():
             next(encoder.parameters()).add_(seed)
         shutil.rmtree(here / "start", ignore_errors=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+from ramen.ablation.study import studies
 from ramen.cli import cli
 from ramen.config import SECTIONS, presets
-from ramen.studies import studies
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("infra/*.md")])

@@ -18,8 +18,7 @@ import yaml
 from click.testing import CliRunner
 
 from components.image import IMAGE
-from pipelines.compiling import compiled_text
-from pipelines.resources import (
+from components.resources import (
     GPU,
     GPU_POOL,
     MLFLOW_SECRET,
@@ -32,6 +31,7 @@ from pipelines.resources import (
     WORK_CLAIM,
     WORK_PATH,
 )
+from pipelines.compile import compiled_text
 from ramen.cli import cli
 from ramen.config import resolve
 from ramen.stages import STAGES, Stage
@@ -145,7 +145,7 @@ def test_the_file_is_a_valid_pipeline_spec(documents: tuple[dict[str, Any], dict
 
 
 def test_the_file_is_the_same_in_every_process() -> None:
-    code = "from pipelines.compiling import compiled_text; print(compiled_text())"
+    code = "from pipelines.compile import compiled_text; print(compiled_text())"
     texts = {
         subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True,

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pipelines import sync
 from ramen import config
-from ramen.cli import cli
+from ramen.cli import cli, sync
 from ramen.stages import STAGES
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ramen import config
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 from ramen.data.filters import apply_rule
 from ramen.data.sources import debian, fingerprint
 from ramen.data.sources.lines import Defects
@@ -66,7 +66,7 @@ def archive(*packages: Package) -> dict[str, Package]:
     return {item.name: item for item in sorted(packages, key=lambda item: item.name)}
 
 
-def rows(problem: Problem, part: str, kind: str = "y") -> dict[str, set[str]]:
+def rows(problem: Dataset, part: str, kind: str = "y") -> dict[str, set[str]]:
     """Document -> labels, by name."""
     matrix, texts = getattr(problem, f"{kind}_{part}"), getattr(problem, part)
     return {
@@ -161,7 +161,7 @@ def test_fetch_is_deterministic_and_reads_back(tmp_path: Path) -> None:
     assert snapshots[0] == snapshots[1] == snapshots[2]
     assert snapshots[0][4:8] == bytes(4), "no time in the gzip header"
     assert not list(tmp_path.rglob(".*")), "nothing is left beside the snapshot"
-    settings = config.Data(path=str(tmp_path / "0" / "debian0.jsonl.gz"))
+    settings = config.DataConfig(path=str(tmp_path / "0" / "debian0.jsonl.gz"))
     assert debian.fetch_if_missing(settings) is False
     assert len(fingerprint(settings)) == 64
 
@@ -178,7 +178,7 @@ def test_a_failed_fetch_leaves_the_old_snapshot(tmp_path: Path) -> None:
 
 def test_a_missing_or_damaged_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "debian.jsonl.gz"
-    settings = config.Data(path=str(path))
+    settings = config.DataConfig(path=str(path))
     for action in (debian.read, fingerprint):
         with pytest.raises(DataError) as error:
             action(settings)
@@ -193,7 +193,7 @@ def test_a_missing_or_damaged_snapshot(tmp_path: Path) -> None:
 
 def test_documents_labels_and_anchor_sets() -> None:
     items = parse_packages(enumerate(PACKAGES.split("\n"), 1), Path("Packages"), Defects())
-    problem = debian.build({item.name: item for item in items}, config.Data(test_fraction=1e-9))
+    problem = debian.build({item.name: item for item in items}, config.DataConfig(test_fraction=1e-9))
     assert rows(problem, "train") == {"alpha": {"zeta"}, "zeta": {"alpha", "beta"}}, "no self pair, no absent package"
     assert problem.labels.uids == ["alpha", "beta", "zeta"]
     assert problem.train.texts == ["alpha: first of the letters", "zeta: last of the letters"]
@@ -210,7 +210,7 @@ def test_documents_labels_and_anchor_sets() -> None:
 def test_siblings_never_straddle_the_split() -> None:
     packages = sibling_archive()
     for seed in range(5):
-        problem = debian.build(packages, config.Data(seed=seed, test_fraction=0.3))
+        problem = debian.build(packages, config.DataConfig(seed=seed, test_fraction=0.3))
         train = {packages[uid].source for uid in problem.train.uids}
         test = {packages[uid].source for uid in problem.test.uids}
         assert train and test and not train & test
@@ -225,16 +225,16 @@ def test_siblings_never_straddle_the_split() -> None:
 
 def test_the_split_of_a_source_does_not_depend_on_the_others() -> None:
     packages = sibling_archive()
-    settings = config.Data(test_fraction=0.3)
+    settings = config.DataConfig(test_fraction=0.3)
     whole = set(debian.build(packages, settings).test.uids)
-    half = debian.build(packages, config.Data(test_fraction=0.3, max_documents=90))
+    half = debian.build(packages, config.DataConfig(test_fraction=0.3, max_documents=90))
     assert set(half.test.uids) <= whole and not set(half.train.uids) & whole
     assert len(half.train) + len(half.test) == 90
     assert {packages[uid].source for uid in (*half.train.uids, *half.test.uids)} < {p.source for p in packages.values()}
 
 
 def test_a_subset_has_only_labels_and_anchors_in_use() -> None:
-    problem = debian.build(sibling_archive(), config.Data(max_documents=30))
+    problem = debian.build(sibling_archive(), config.DataConfig(max_documents=30))
     assert (problem.y_train.sum(1) > 0).all() and (problem.y_test.sum(1) > 0).all()
     assert ((problem.y_train.sum(0) + problem.y_test.sum(0)) > 0).all()
     for anchors in problem.anchor_sets.values():
@@ -245,7 +245,7 @@ def test_a_subset_has_only_labels_and_anchors_in_use() -> None:
 def test_reciprocal_pairs_are_filtered_for_test_documents_only() -> None:
     """Train document B has label A; for test document A the label B is given away by the reversed edge."""
     packages = sibling_archive(40)
-    problem, counts = apply_rule(debian.build(packages, config.Data(test_fraction=0.4)), "auto")
+    problem, counts = apply_rule(debian.build(packages, config.DataConfig(test_fraction=0.4)), "auto")
     train, filters = rows(problem, "train"), rows(problem, "test", "filter")
     labels = set(problem.labels.uids)
     expected = {a: ({a} | {b for b, found in train.items() if a in found}) & labels for a in problem.test.uids}
@@ -257,7 +257,7 @@ def test_reciprocal_pairs_are_filtered_for_test_documents_only() -> None:
 
 def test_suggestions_never_become_edges() -> None:
     packages = sibling_archive()
-    problem = debian.build(packages, config.Data())
+    problem = debian.build(packages, config.DataConfig())
     for kind, name in (("depends", "train"), ("rdepends", "train"), ("depends", "labels"), ("rdepends", "labels")):
         anchors = problem.anchor_sets[kind]
         edges, texts = getattr(anchors, name), getattr(problem, name)
@@ -271,12 +271,12 @@ def test_an_archive_without_suggestions_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "Packages"
     file.write_text("Package: a\nDescription: x\n")
     with pytest.raises(DataError, match="found 0 training and 0 test documents among 1 packages"):
-        debian.read(config.Data(path=str(file)))
+        debian.read(config.DataConfig(path=str(file)))
 
 
 def test_same_seed_same_problem_other_seed_other_split() -> None:
     packages = sibling_archive()
-    one, two, other = (debian.build(packages, config.Data(seed=seed)) for seed in (1, 1, 2))
+    one, two, other = (debian.build(packages, config.DataConfig(seed=seed)) for seed in (1, 1, 2))
     assert one.test == two.test and np.array_equal(one.y_train.indices, two.y_train.indices)
     assert one.test != other.test
 
@@ -296,7 +296,7 @@ def test_a_package_of_another_form_names_the_field(tmp_path: Path, change: dict[
     path = tmp_path / "debian.jsonl"
     path.write_text(json.dumps(texts) + "\n" + json.dumps(texts | change) + "\n")
     with pytest.raises(DataError) as error:
-        debian.read(config.Data(path=str(path)))
+        debian.read(config.DataConfig(path=str(path)))
     assert str(error.value) == f"{path}:2: not a package in JSON ({expected}); remove the file and run `ramen fetch`"
 
 

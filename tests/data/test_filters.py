@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ramen.data.dataset import PLACEHOLDER, Problem, Texts
+from ramen.data.dataset import PLACEHOLDER, Dataset, Texts
 from ramen.data.filters import apply_rule, heldout_filter
 
 PAGES = ["Apple", "Pear", "Plum", "Quince", "Medlar", "Sloe"]
@@ -26,7 +26,7 @@ def texts(names: Sequence[str], uids: Sequence[str] | None = None, titles: Seque
     return Texts([f"id-{uid}" for uid in uids], list(names), None if titles is None else list(titles))
 
 
-def see_also(kind: str = "uid") -> Problem:
+def see_also(kind: str = "uid") -> Dataset:
     """Pages 0-2 train, 3-4 test, all six are labels. Page 1 names test page 3; page 2 names itself; 4 names 1."""
     train, test, labels = PAGES[:3], PAGES[3:5], PAGES
     made = {
@@ -34,7 +34,7 @@ def see_also(kind: str = "uid") -> Problem:
         for name, part in (("train", train), ("test", test), ("labels", labels))
     }
     y_train, y_test = csr([[1], [3, 4], [0, 2]], 6), csr([[5], [1]], 6)
-    return Problem(made["train"], made["test"], made["labels"], y_train, y_test, csr([[]] * 3, 6), csr([[]] * 2, 6))
+    return Dataset(made["train"], made["test"], made["labels"], y_train, y_test, csr([[]] * 3, 6), csr([[]] * 2, 6))
 
 
 def pairs(matrix: sp.csr_matrix) -> set[tuple[int, int]]:
@@ -64,7 +64,7 @@ def test_equal_texts_of_other_uids_are_other_items() -> None:
     labels = texts(["Mercury", *PAGES], ["planet", *PAGES])
     train = texts(["Mercury", "Apple"], ["metal", "Apple"])
     y_train, y_test = csr([[1], [2]], 7), csr([[3]], 7)
-    problem = Problem(train, texts(["other"]), labels, y_train, y_test, csr([[], []], 7), csr([[]], 7))
+    problem = Dataset(train, texts(["other"]), labels, y_train, y_test, csr([[], []], 7), csr([[]], 7))
     assert pairs(apply_rule(problem, "auto")[0].filter_train) == {(1, 1)}
 
 
@@ -73,14 +73,14 @@ def test_texts_match_by_title_regardless_of_case_and_spaces() -> None:
         ["Apple  a fruit", PLACEHOLDER, "gls:  models"], ["t0", "t1", "t2"], [" APPLE", PLACEHOLDER, "gls:  x"]
     )
     labels = texts(["Apple", "apple", PLACEHOLDER, "Gls: x", "gls: x"], ["l0", "l1", "l2", "l3", "l4"])
-    problem = Problem(
+    problem = Dataset(
         train, texts(["x"], ["s0"]), labels, csr([[2]] * 3, 5), csr([[3]], 5), csr([[]] * 3, 5), csr([[]], 5)
     )
     found = pairs(apply_rule(problem, "auto")[0].filter_train)
     assert found == {(0, 0), (0, 1), (2, 4)}, "both labels of that name; one that is written exactly so comes first"
 
 
-def test_data_without_such_pairs_are_untouched(tiny_problem: Problem) -> None:
+def test_data_without_such_pairs_are_untouched(tiny_problem: Dataset) -> None:
     uids = [f"other-{i}" for i in range(len(tiny_problem.train))]
     names = [f"a note: {text}" for text in tiny_problem.train.texts]
     problem = replace(tiny_problem, train=Texts(uids, names))
@@ -94,7 +94,7 @@ def test_held_out_documents_compete_as_test_documents_do() -> None:
     """Documents 0 and 2 name each other; 0 is held out, so the pair of 2 gives away that of 0."""
     names = PAGES[:4]
     y_train = csr([[2], [3], [0], [1]], 4)
-    problem = Problem(texts(names), texts(["x"]), texts(names), y_train, csr([[1]], 4), csr([[]] * 4, 4), csr([[]], 4))
+    problem = Dataset(texts(names), texts(["x"]), texts(names), y_train, csr([[1]], 4), csr([[]] * 4, 4), csr([[]], 4))
     problem, _ = apply_rule(problem, "auto")
     self_pairs = {(i, i) for i in range(4)}
     assert pairs(heldout_filter(problem, np.array([0]))) == self_pairs | {(0, 2)}

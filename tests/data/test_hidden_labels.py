@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ramen.config import Walk
-from ramen.data.dataset import AnchorSet, Problem
+from ramen.config import WalkConfig
+from ramen.data.dataset import AnchorSet, Dataset
 from ramen.data.subset import hide_labels
 from ramen.graph.build import build_set
 from ramen.retrieval import search
 
 
 @pytest.fixture
-def hidden(tiny_problem: Problem) -> Problem:
+def hidden(tiny_problem: Dataset) -> Dataset:
     return hide_labels(tiny_problem, 0.3, seed=1)
 
 
-def test_hidden_labels_leave_training_and_graphs_and_keep_their_texts(tiny_problem: Problem, hidden: Problem) -> None:
+def test_hidden_labels_leave_training_and_graphs_and_keep_their_texts(tiny_problem: Dataset, hidden: Dataset) -> None:
     unseen = hidden.candidates
     assert unseen is not None and 3 <= len(unseen) <= 15
     assert not hidden.y_train[:, unseen].nnz and not hidden.filter_train[:, unseen].nnz
@@ -35,14 +35,14 @@ def test_hidden_labels_leave_training_and_graphs_and_keep_their_texts(tiny_probl
     assert hidden.labels.texts == tiny_problem.labels.texts
 
 
-def test_no_graph_leads_to_a_hidden_label(tiny_problem: Problem) -> None:
+def test_no_graph_leads_to_a_hidden_label(tiny_problem: Dataset) -> None:
     """Where anchors are labels (hyperlinks), a document's link to a hidden one is the very pair that is hidden."""
     pairs = tiny_problem.y_train
     linked = AnchorSet(tiny_problem.labels, pairs, sp.csr_matrix(pairs.T @ pairs, dtype=np.float32))
     hidden = hide_labels(replace(tiny_problem, anchor_sets={"links": linked}), 0.3, seed=1)
     built = build_set(
         hidden.anchor_sets["links"],
-        Walk(),
+        WalkConfig(),
         documents=hidden.train,
         labels=hidden.labels,
         test=hidden.test,
@@ -55,7 +55,7 @@ def test_no_graph_leads_to_a_hidden_label(tiny_problem: Problem) -> None:
     assert built.counts["unseen_anchors"] == len(hidden.unseen)
 
 
-def test_test_documents_keep_their_hidden_labels_only(tiny_problem: Problem, hidden: Problem) -> None:
+def test_test_documents_keep_their_hidden_labels_only(tiny_problem: Dataset, hidden: Dataset) -> None:
     whole = tiny_problem.y_test.toarray()
     unseen = np.zeros(30, bool)
     unseen[hidden.candidates] = True
@@ -64,13 +64,13 @@ def test_test_documents_keep_their_hidden_labels_only(tiny_problem: Problem, hid
     np.testing.assert_array_equal(hidden.y_test.toarray(), whole[rows] * unseen)
 
 
-def test_the_choice_is_by_seed_nested_and_survives_the_disk(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_the_choice_is_by_seed_nested_and_survives_the_disk(tiny_problem: Dataset, tmp_path: Path) -> None:
     a, b, c = (hide_labels(tiny_problem, share, seed=s).candidates for share, s in ((0.3, 1), (0.5, 1), (0.3, 2)))
     assert set(a) <= set(b) and set(a) != set(c)
     hide_labels(tiny_problem, 0.3, seed=1).write(tmp_path)
-    np.testing.assert_array_equal(Problem.read(tmp_path).candidates, a)
+    np.testing.assert_array_equal(Dataset.read(tmp_path).candidates, a)
     tiny_problem.write(tmp_path / "plain")
-    plain = Problem.read(tmp_path / "plain")
+    plain = Dataset.read(tmp_path / "plain")
     assert plain.candidates is None and plain.groups is None and plain.test_groups is None, "the files are optional"
 
 

@@ -14,9 +14,9 @@ import scipy.sparse as sp
 import tzlocal
 
 from ramen.artifacts import open_artifact
-from ramen.config import Data
+from ramen.config import DataConfig
 from ramen.data import sources, validation
-from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
+from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Texts
 from ramen.errors import DataError
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
@@ -51,12 +51,12 @@ def ingest(folder: Path, out: Path, track: NullTracker | None = None, **values: 
 
 
 def test_the_dataset_holds_the_problem_and_its_report(
-    tiny_problem: Problem, xc_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_problem: Dataset, xc_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     track = Recorder()
     metrics = ingest(xc_folder, tmp_path / "dataset", track)
     artifact = open_artifact(tmp_path / "dataset", "dataset")
-    found = Problem.read(artifact.path)
+    found = Dataset.read(artifact.path)
     assert found.train == tiny_problem.train and found.labels == tiny_problem.labels
     assert (found.y_test != tiny_problem.y_test).nnz == 0
     assert (artifact.path / "anchors" / "links" / "test.npz").is_file()
@@ -72,7 +72,7 @@ def test_the_dataset_holds_the_problem_and_its_report(
     assert facts["labels"]["without_training_documents"] == int((tiny_problem.y_train.sum(0) == 0).sum())
     assert {"validation/index.html", "validation/statistics.json"} <= track.files
     assert track.seen_tags == {"validation": "passed"}
-    settings = Data(source="xc", path=str(xc_folder))
+    settings = DataConfig(source="xc", path=str(xc_folder))
     assert ("raw", sources.fingerprint(settings), str(xc_folder)) in track.datasets
     streams = capfd.readouterr()
     said = "filtered pairs: 1 self (same uid), 0 reciprocal, 2 named by the source\n"
@@ -139,7 +139,7 @@ def raw_csr(indices: list[int], indptr: list[int], shape: tuple[int, int], value
     return matrix
 
 
-def with_links(problem: Problem, **changes: Any) -> Problem:
+def with_links(problem: Dataset, **changes: Any) -> Dataset:
     anchors: dict[str, AnchorSet] = dict(problem.anchor_sets)
     anchors["links"] = replace(anchors["links"], **changes)
     return replace(problem, anchor_sets=anchors)
@@ -153,7 +153,7 @@ def change(texts: Texts, row: int, *, uid: str | None = None, text: str | None =
 
 
 FILTERED = "give some, or look at the file of filtered pairs if there is one"
-BROKEN: list[tuple[Callable[[Problem], Problem], list[str]]] = [
+BROKEN: list[tuple[Callable[[Dataset], Dataset], list[str]]] = [
     (lambda p: replace(p, labels=change(p.labels, 4, text=" \t")),
      ["texts/labels.parquet:5: expected a text, found none; a placeholder would do"]),
     (lambda p: replace(p, train=change(p.train, 2, uid="")),
@@ -187,7 +187,7 @@ BROKEN: list[tuple[Callable[[Problem], Problem], list[str]]] = [
 
 @pytest.mark.parametrize(("damage", "expected"), BROKEN)
 def test_each_critical_rule_catches_its_defect(
-    tiny_problem: Problem, tmp_path: Path, damage: Callable[[Problem], Problem], expected: list[str]
+    tiny_problem: Dataset, tmp_path: Path, damage: Callable[[Dataset], Dataset], expected: list[str]
 ) -> None:
     report = validation.validate(damage(tiny_problem), tmp_path / "validation")
     assert [str(defect) for defect in report.critical] == expected
@@ -195,7 +195,7 @@ def test_each_critical_rule_catches_its_defect(
     assert "fa-times" in page, "the Data Docs show the failure"
 
 
-def test_copies_of_training_documents_are_a_warning(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_copies_of_training_documents_are_a_warning(tiny_problem: Dataset, tmp_path: Path) -> None:
     row = 5
     labels = tiny_problem.y_test.tolil()
     labels[2] = tiny_problem.y_train[row].toarray()
@@ -210,23 +210,23 @@ def test_copies_of_training_documents_are_a_warning(tiny_problem: Problem, tmp_p
     assert "1 test documents read as a training document does (1 with the same labels)" in str(after.warnings[0])
 
 
-def test_training_documents_that_read_alike_are_a_warning(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_training_documents_that_read_alike_are_a_warning(tiny_problem: Dataset, tmp_path: Path) -> None:
     twin = replace(tiny_problem, train=change(tiny_problem.train, 2, text=tiny_problem.train.texts[5]))
     (warning,) = validation.validate(twin, tmp_path / "a").warnings
     assert "1 training documents read as another one does; better is one line per text" in str(warning)
 
 
-def test_more_defects_than_are_shown_are_counted(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_more_defects_than_are_shown_are_counted(tiny_problem: Dataset, tmp_path: Path) -> None:
     empty = replace(tiny_problem, labels=Texts(tiny_problem.labels.uids, [PLACEHOLDER] * 30))
     warnings = validation.validate(empty, tmp_path / "a").warnings
     assert len(warnings) == 21 and "and 10 more like it" in str(warnings[-1])
 
 
-def test_the_data_docs_hold_no_texts(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_the_data_docs_hold_no_texts(tiny_problem: Dataset, tmp_path: Path) -> None:
     secret = "a very private sentence"
     validation.validate(replace(tiny_problem, train=change(tiny_problem.train, 1, text=secret)), tmp_path)
     assert all(secret not in page.read_text() for page in tmp_path.rglob("*.html"))
 
 
 def test_the_source_table_is_that_of_the_configuration() -> None:
-    assert set(sources.SOURCES) == set(Data.model_fields["source"].annotation.__args__)  # type: ignore[union-attr]
+    assert set(sources.SOURCES) == set(DataConfig.model_fields["source"].annotation.__args__)  # type: ignore[union-attr]

@@ -14,14 +14,14 @@ import pytest
 import scipy.sparse as sp
 
 from ramen import config
-from ramen.data.dataset import PLACEHOLDER, Problem
+from ramen.data.dataset import PLACEHOLDER, Dataset
 from ramen.data.sources import fingerprint, xc
 from ramen.data.subset import hide_labels
 from ramen.errors import DataError
 
 
-def settings(folder: Path, **values: object) -> config.Data:
-    return config.Data.model_validate({"source": "xc", "path": str(folder), **values})
+def settings(folder: Path, **values: object) -> config.DataConfig:
+    return config.DataConfig.model_validate({"source": "xc", "path": str(folder), **values})
 
 
 def same(left: sp.csr_matrix, right: sp.csr_matrix) -> bool:
@@ -52,7 +52,7 @@ def write_json(folder: Path, *, content: bool = True) -> Path:
     return folder
 
 
-def test_a_written_problem_reads_back(tiny_problem: Problem, xc_folder: Path) -> None:
+def test_a_written_problem_reads_back(tiny_problem: Dataset, xc_folder: Path) -> None:
     found = xc.read(settings(xc_folder))
     for name in ("train", "test", "labels"):
         assert getattr(found, name) == getattr(tiny_problem, name)
@@ -90,7 +90,7 @@ def test_a_graph_that_lies_elsewhere_or_is_half_there_is_told(
     assert capsys.readouterr().err.splitlines() == [f"warning: {misplaced}", f"warning: {told}"]
 
 
-def test_a_byte_order_mark_is_no_text(xc_folder: Path, tiny_problem: Problem) -> None:
+def test_a_byte_order_mark_is_no_text(xc_folder: Path, tiny_problem: Dataset) -> None:
     for name in ("raw_data/train.raw.txt", "trn_X_Y.txt"):
         file = xc_folder / name
         file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
@@ -105,7 +105,7 @@ def test_groups_of_documents_are_read_kept_and_restricted(xc_folder: Path, tmp_p
     whole = xc.read(settings(xc_folder))
     assert whole.groups is not None and (np.diff(whole.groups) != 0).sum() == len(set(sites)) - 1
     whole.write(tmp_path / "dataset")
-    np.testing.assert_array_equal(Problem.read(tmp_path / "dataset").groups, whole.groups)
+    np.testing.assert_array_equal(Dataset.read(tmp_path / "dataset").groups, whole.groups)
     part = xc.read(settings(xc_folder, max_documents=40))
     row = {uid: i for i, uid in enumerate(whole.train.uids)}
     assert part.groups is not None and 0 < len(part.train) < 40
@@ -123,7 +123,7 @@ def test_groups_of_test_documents_stay_aligned(xc_folder: Path, tmp_path: Path) 
     assert whole.groups is None, "the two files are independent"
     whole.write(tmp_path / "dataset")
     part = xc.read(settings(xc_folder, max_documents=40))
-    for problem in (whole, Problem.read(tmp_path / "dataset"), part, hide_labels(whole, 0.3, seed=1)):
+    for problem in (whole, Dataset.read(tmp_path / "dataset"), part, hide_labels(whole, 0.3, seed=1)):
         assert problem.test_groups is not None
         pairs = {(sites[uid], group) for uid, group in zip(problem.test.uids, problem.test_groups, strict=True)}
         assert len(pairs) == len({site for site, _ in pairs}) == len({group for _, group in pairs})
@@ -156,7 +156,7 @@ def test_json_layout_and_the_text_rule(tmp_path: Path, capsys: pytest.CaptureFix
     assert full.y_train.toarray().tolist() == [[1, 0, 0], [1, 1, 0]], "labels come from the lines of lbl.json"
     assert full.filter_train.nnz == full.filter_test.nnz == 0
     full.write(tmp_path / "dataset")
-    assert Problem.read(tmp_path / "dataset").train.titles == full.train.titles == ["Alpha", "Beta"]
+    assert Dataset.read(tmp_path / "dataset").train.titles == full.train.titles == ["Alpha", "Beta"]
     assert full.train.at([1]).names == ["Beta"]
     assert xc.read(settings(folder, text="title")).train.texts == ["Alpha", "Beta"]
     titles = write_json(tmp_path / "LF-ThingsTitles-3")
@@ -165,7 +165,7 @@ def test_json_layout_and_the_text_rule(tmp_path: Path, capsys: pytest.CaptureFix
     assert xc.read(settings(titles, text="title+content")).test.texts == ["Gamma all about Gamma"]
 
 
-def test_dexml_layout_and_renee_filter_names(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_dexml_layout_and_renee_filter_names(tiny_problem: Dataset, tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     for name, texts in (("trn_X", tiny_problem.train), ("tst_X", tiny_problem.test), ("Y", tiny_problem.labels)):
         (tmp_path / "raw" / f"{name}.txt").write_text("\n".join(texts.texts) + "\n")
@@ -178,7 +178,7 @@ def test_dexml_layout_and_renee_filter_names(tiny_problem: Problem, tmp_path: Pa
     assert list(zip(*found.filter_test.nonzero(), strict=True)) == [(2, 3)]
 
 
-def test_non_latin_and_arrow_texts_round_trip(xc_folder: Path, tiny_problem: Problem) -> None:
+def test_non_latin_and_arrow_texts_round_trip(xc_folder: Path, tiny_problem: Dataset) -> None:
     file = xc_folder / "raw_data" / "label.raw.txt"
     lines = file.read_text().split("\n")
     lines[0], lines[1], lines[2] = "l0->ラーメン と 餃子", "l1->a -> b\tc", "l2->line\u2028separator"
@@ -215,7 +215,7 @@ def test_objects_without_a_uid_are_numbered(tmp_path: Path) -> None:
     assert xc.read(settings(folder)).train.uids == ["train:0", "train:1"]
 
 
-def test_empty_texts_get_a_placeholder_and_empty_anchors_go(xc_folder: Path, tiny_problem: Problem) -> None:
+def test_empty_texts_get_a_placeholder_and_empty_anchors_go(xc_folder: Path, tiny_problem: Dataset) -> None:
     raw = xc_folder / "raw_data"
     lines = (raw / "test.raw.txt").read_text().split("\n")
     lines[4] = "test-4->"
@@ -239,7 +239,7 @@ def test_linker_predictions_and_features_are_left_alone(xc_folder: Path) -> None
     assert list(xc.read(settings(xc_folder)).anchor_sets) == ["category", "links"]
 
 
-def test_a_subset_is_smaller_consistent_and_repeatable(xc_folder: Path, tiny_problem: Problem) -> None:
+def test_a_subset_is_smaller_consistent_and_repeatable(xc_folder: Path, tiny_problem: Dataset) -> None:
     one, two = (xc.read(settings(xc_folder, max_documents=30, seed=3)) for _ in range(2))
     assert len(one.train) + len(one.test) == 30 and one.train == two.train
     assert xc.read(settings(xc_folder, max_documents=30, seed=4)).train != one.train
@@ -351,7 +351,7 @@ def test_fingerprint_follows_the_content_of_the_folder(xc_folder: Path) -> None:
 
 def test_a_limit_above_the_number_of_documents_changes_nothing(xc_folder: Path) -> None:
     """In particular, labels that no document has stay candidates."""
-    whole, limited = (xc.read(config.Data(source="xc", path=str(xc_folder), max_documents=n)) for n in (0, 80))
+    whole, limited = (xc.read(config.DataConfig(source="xc", path=str(xc_folder), max_documents=n)) for n in (0, 80))
     assert whole.labels == limited.labels and whole.shape == limited.shape
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from ramen.encoder.cpu import ATTENTION, Linear, RandomBytes, factors, quicken
+from ramen.encoder.cpu import ATTENTION, Linear, RandomBytes, factors, use_cpu_kernels
 
 
 def model(kind: str, dropout: float = 0.0) -> torch.nn.Module:
@@ -28,7 +28,7 @@ def model(kind: str, dropout: float = 0.0) -> torch.nn.Module:
 def test_a_quickened_model_gives_the_same_vectors_and_gradients(kind: str) -> None:
     plain = model(kind).train()
     quick = copy.deepcopy(plain)
-    quicken(quick)
+    use_cpu_kernels(quick)
     assert quick.config._attn_implementation == ATTENTION and plain.config._attn_implementation == "eager"
     ids = torch.randint(5, 100, (6, 9), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(9) < torch.tensor([9, 3, 5, 9, 1, 7])[:, None]).long()
@@ -79,7 +79,7 @@ def test_dropout_drops_its_share_keeps_the_mean_and_follows_the_seed(dtype: torc
 
 def test_dropout_is_on_in_training_alone_and_its_gradient_is_its_mask() -> None:
     network = model("bert", dropout=0.4)
-    source = quicken(network)
+    source = use_cpu_kernels(network)
     ids = torch.arange(5, 25).view(2, 10)
     network.eval()
     assert torch.equal(network(input_ids=ids).last_hidden_state, network(input_ids=ids).last_hidden_state)
@@ -104,6 +104,6 @@ def test_a_model_that_drops_attention_its_own_way_keeps_its_attention() -> None:
         attention_dropout=0.5, pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     network = ModernBertModel(config).train()
-    quicken(network)
+    use_cpu_kernels(network)
     network(input_ids=torch.tensor([[1, 5, 9, 2]])).last_hidden_state.sum().backward()
     assert network.config._attn_implementation != ATTENTION

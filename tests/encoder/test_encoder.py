@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramen.config import Encoder
+from ramen.config import EncoderConfig
 from ramen.encoder.loading import load_encoder, load_trained
 from ramen.encoder.model import SentenceEncoder, use_bf16
 from ramen.encoder.packing import assign, row_length
@@ -22,7 +22,7 @@ TEXTS = ["numpy: fast arrays", "", "a", "web server with TLS and HTTP/2 support 
 def test_a_saved_encoder_loads_in_sentence_transformers_and_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    ours = load_encoder(name, Encoder(name=name, precision="fp32"))
+    ours = load_encoder(name, EncoderConfig(name=name, precision="fp32"))
     ours.save(tmp_path / "model")
     theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert theirs.max_seq_length == 32
@@ -32,9 +32,9 @@ def test_a_saved_encoder_loads_in_sentence_transformers_and_gives_the_same_vecto
 def test_a_saved_encoder_loads_in_transformers_and_in_ramen(tmp_path: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
-    ours = load_encoder("tiny", Encoder(precision="fp32", max_length=16))
+    ours = load_encoder("tiny", EncoderConfig(precision="fp32", max_length=16))
     ours.save(tmp_path)
-    again = load_encoder(tmp_path, Encoder(precision="fp32", max_length=64))
+    again = load_encoder(tmp_path, EncoderConfig(precision="fp32", max_length=64))
     assert again.settings.max_length == 16, "a saved encoder keeps its own length"
     np.testing.assert_array_equal(ours.encode(TEXTS), again.encode(TEXTS))
     model, tokenizer = AutoModel.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
@@ -47,8 +47,8 @@ def test_a_saved_encoder_loads_in_transformers_and_in_ramen(tmp_path: Path) -> N
 
 
 def test_vectors_are_unit_norm_in_the_callers_order_whatever_the_chunk() -> None:
-    big = load_encoder("tiny", Encoder(precision="fp32"))
-    small = load_encoder("tiny", Encoder(precision="fp32", tokens_per_chunk=64))
+    big = load_encoder("tiny", EncoderConfig(precision="fp32"))
+    small = load_encoder("tiny", EncoderConfig(precision="fp32", tokens_per_chunk=64))
     vectors = big.encode(TEXTS)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     np.testing.assert_allclose(vectors, small.encode(TEXTS), atol=1e-6)
@@ -57,29 +57,33 @@ def test_vectors_are_unit_norm_in_the_callers_order_whatever_the_chunk() -> None
 
 
 def test_cls_pooling_takes_the_first_token(tmp_path: Path) -> None:
-    encoder = load_encoder("tiny", Encoder(precision="fp32", pooling="cls"))
+    encoder = load_encoder("tiny", EncoderConfig(precision="fp32", pooling="cls"))
     encoder.save(tmp_path)
-    assert load_encoder(tmp_path, Encoder(precision="fp32")).pooling == "cls"
-    assert load_encoder(tmp_path, Encoder(pooling="mean")).pooling == "mean", "to start from, it is the knob that says"
-    assert load_trained(tmp_path, Encoder(pooling="mean")).pooling == "cls", "once trained, what it was trained with"
-    assert not np.allclose(encoder.encode(TEXTS), load_encoder("tiny", Encoder(precision="fp32")).encode(TEXTS))
+    assert load_encoder(tmp_path, EncoderConfig(precision="fp32")).pooling == "cls"
+    assert load_encoder(tmp_path, EncoderConfig(pooling="mean")).pooling == "mean", (
+        "to start from, it is the knob that says"
+    )
+    assert load_trained(tmp_path, EncoderConfig(pooling="mean")).pooling == "cls", (
+        "once trained, what it was trained with"
+    )
+    assert not np.allclose(encoder.encode(TEXTS), load_encoder("tiny", EncoderConfig(precision="fp32")).encode(TEXTS))
 
 
 def test_bf16_stays_within_a_hundredth_of_cosine_distance() -> None:
-    exact = load_encoder("minilm", Encoder(precision="fp32")).encode(TEXTS[2:5])
-    quick = load_encoder("minilm", Encoder(precision="bf16")).encode(TEXTS[2:5])
+    exact = load_encoder("minilm", EncoderConfig(precision="fp32")).encode(TEXTS[2:5])
+    quick = load_encoder("minilm", EncoderConfig(precision="bf16")).encode(TEXTS[2:5])
     assert (exact * quick).sum(1).min() > 0.99
 
 
 def test_an_unknown_encoder_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries again and again
     with pytest.raises(RamenError, match="encoder 'nobody/nothing': cannot be loaded") as caught:
-        load_encoder("nobody/nothing", Encoder())
+        load_encoder("nobody/nothing", EncoderConfig())
     assert "\n" not in str(caught.value)
 
 
 def test_the_store_holds_exactly_the_tokenizers_tokens() -> None:
-    tokenizer = load_encoder("tiny", Encoder()).tokenizer
+    tokenizer = load_encoder("tiny", EncoderConfig()).tokenizer
     store = TokenStore.build(tokenizer, TEXTS, 8)
     assert store.pad_id == tokenizer.pad_token_id and len(store) == len(TEXTS)
     for i, text in enumerate(TEXTS):
@@ -88,7 +92,7 @@ def test_the_store_holds_exactly_the_tokenizers_tokens() -> None:
 
 
 def test_buckets_cover_every_text_once_within_the_budget() -> None:
-    tokenizer = load_encoder("tiny", Encoder()).tokenizer
+    tokenizer = load_encoder("tiny", EncoderConfig()).tokenizer
     texts = ["word " * n for n in np.random.default_rng(0).integers(0, 40, 300)]
     store = TokenStore.build(tokenizer, texts, 48)
     seen, padded = [], 0
@@ -101,7 +105,7 @@ def test_buckets_cover_every_text_once_within_the_budget() -> None:
 
 
 def test_equal_texts_of_different_roles_share_one_number() -> None:
-    tokenizer = load_encoder("tiny", Encoder()).tokenizer
+    tokenizer = load_encoder("tiny", EncoderConfig()).tokenizer
     table = TextTable.build(tokenizer, {"documents": ["a", "b"], "labels": ["b", "c"], "anchors/x": ["a"]}, 8)
     assert len(table.store) == 3
     assert table.roles["documents"][1] == table.roles["labels"][0] and table.roles["anchors/x"][0] == 0
@@ -111,7 +115,7 @@ def test_equal_texts_of_different_roles_share_one_number() -> None:
 def test_the_dropout_knob_reaches_every_layer(name: str) -> None:
     store_of = {}
     for rate in (-1.0, 0.0):
-        encoder = load_encoder(name, Encoder(precision="fp32", dropout=rate)).train()
+        encoder = load_encoder(name, EncoderConfig(precision="fp32", dropout=rate)).train()
         store = TokenStore.build(encoder.tokenizer, TEXTS, 16)
         rows = np.arange(len(TEXTS), dtype=np.int64)
         with torch.no_grad():
@@ -164,8 +168,8 @@ def architecture(kind: str) -> torch.nn.Module:
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_a_text_has_the_same_vector_and_gradient_packed_or_padded(kind: str, pooling: str) -> None:
-    tokenizer = load_encoder("tiny", Encoder()).tokenizer
-    encoder = SentenceEncoder(architecture(kind), tokenizer, pooling, Encoder(precision="fp32")).eval()  # type: ignore[arg-type]
+    tokenizer = load_encoder("tiny", EncoderConfig()).tokenizer
+    encoder = SentenceEncoder(architecture(kind), tokenizer, pooling, EncoderConfig(precision="fp32")).eval()  # type: ignore[arg-type]
     assert encoder.packs
     store = TokenStore.build(tokenizer, TEXTS, 48)
     vectors, gradients = [], []
@@ -187,8 +191,10 @@ def test_a_transformer_that_cannot_be_packed_is_padded() -> None:
     config = MPNetConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=30527
     )
-    tokenizer = load_encoder("tiny", Encoder()).tokenizer
-    encoder = SentenceEncoder(MPNetModel(config, add_pooling_layer=False), tokenizer, "mean", Encoder(precision="fp32"))
+    tokenizer = load_encoder("tiny", EncoderConfig()).tokenizer
+    encoder = SentenceEncoder(
+        MPNetModel(config, add_pooling_layer=False), tokenizer, "mean", EncoderConfig(precision="fp32")
+    )
     vectors = encoder.encode(TEXTS)
     for i, text in enumerate(TEXTS):
         np.testing.assert_allclose(vectors[i], encoder.encode([text])[0], atol=1e-5)
@@ -197,7 +203,7 @@ def test_a_transformer_that_cannot_be_packed_is_padded() -> None:
 def test_bf16_layers_give_nearly_the_gradients_of_float32() -> None:
     gradients = []
     for precision in ("fp32", "bf16"):
-        encoder = load_encoder("minilm", Encoder(name="minilm", precision=precision, dropout=0.0)).train()  # type: ignore[arg-type]
+        encoder = load_encoder("minilm", EncoderConfig(name="minilm", precision=precision, dropout=0.0)).train()  # type: ignore[arg-type]
         store = TokenStore.build(encoder.tokenizer, [f"package number {i} does {i % 7} things" for i in range(64)], 32)
         out = encoder.encode_rows(store, np.arange(64))
         (out[:32] @ out[32:].T).logsumexp(1).sum().backward()
@@ -208,7 +214,7 @@ def test_bf16_layers_give_nearly_the_gradients_of_float32() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_vectors_are_those_of_the_weights_as_they_are_after_every_step(precision: str) -> None:
     """A fused optimiser does not raise the version of the parameters that it changes."""
-    encoder = load_encoder("tiny", Encoder(precision=precision, dropout=0.0))
+    encoder = load_encoder("tiny", EncoderConfig(precision=precision, dropout=0.0))
     store = TokenStore.build(encoder.tokenizer, TEXTS, 16)
     texts = np.arange(len(TEXTS))
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=0.1, fused=True)
@@ -218,7 +224,7 @@ def test_vectors_are_those_of_the_weights_as_they_are_after_every_step(precision
         encoder.encode_rows(store, texts)[:, 0].sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        fresh = load_encoder("tiny", Encoder(precision=precision, dropout=0.0))
+        fresh = load_encoder("tiny", EncoderConfig(precision=precision, dropout=0.0))
         fresh.load_state_dict(encoder.state_dict())
         np.testing.assert_array_equal(encoder.embed(store, texts), fresh.embed(store, texts))
 
@@ -241,8 +247,8 @@ def test_more_tokens_than_an_encoder_has_positions_are_refused(kind: str, positi
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     made = AutoConfig.for_model(kind, max_position_embeddings=40, vocab_size=30522, pad_token_id=1, **sizes)
     AutoModel.from_config(made).save_pretrained(tmp_path)
-    load_encoder("tiny", Encoder()).tokenizer.save_pretrained(tmp_path)
+    load_encoder("tiny", EncoderConfig()).tokenizer.save_pretrained(tmp_path)
     texts = ["a long text " * 50]
-    assert load_encoder(tmp_path, Encoder(name=str(tmp_path), max_length=positions)).encode(texts).shape == (1, 8)
+    assert load_encoder(tmp_path, EncoderConfig(name=str(tmp_path), max_length=positions)).encode(texts).shape == (1, 8)
     with pytest.raises(RamenError, match=f"max_length = {positions + 1}, but it reads {positions} tokens; lower it"):
-        load_encoder(tmp_path, Encoder(name=str(tmp_path), max_length=positions + 1))
+        load_encoder(tmp_path, EncoderConfig(name=str(tmp_path), max_length=positions + 1))

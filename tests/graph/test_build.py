@@ -11,12 +11,12 @@ import scipy.sparse as sp
 from on_disk import on_disk
 
 from ramen.artifacts import drafts, open_artifact
-from ramen.config import Walk
-from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.config import WalkConfig
+from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.graph.build import build_set, union
-from ramen.graph.cleaning import kin, thin
+from ramen.graph.cleaning import false_negative_anchors, thin
 from ramen.graph.metadata import Graph, read_graphs
-from ramen.graph.pruning import edge_cosines, lonely_rows
+from ramen.graph.pruning import edge_cosines, isolated_share
 from ramen.stages import run_stage
 
 
@@ -24,7 +24,7 @@ def graph_of(dense: object) -> Graph:
     return union(sp.csr_matrix(np.asarray(dense, np.float32)), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
 
 
-def built(problem: Problem, name: str, settings: Walk) -> dict[str, Graph]:
+def built(problem: Dataset, name: str, settings: WalkConfig) -> dict[str, Graph]:
     return build_set(
         problem.anchor_sets[name],
         settings,
@@ -48,7 +48,7 @@ def test_no_trace_of_a_test_document_is_left_even_two_hops_away(by: str) -> None
     problem = AnchorSet(anchors, edges, sp.csr_matrix((1, 3), dtype=np.float32))
     result = build_set(
         problem,
-        Walk(hops=400),
+        WalkConfig(hops=400),
         documents=numbered("d", 2),
         labels=numbered("l", 1),
         test=test,
@@ -58,11 +58,11 @@ def test_no_trace_of_a_test_document_is_left_even_two_hops_away(by: str) -> None
     assert result.counts["test_anchors"] == 1
     twins = replace(problem, texts=Texts(anchors.uids, ["a text 0", "a text 1", "a text 1"]))
     known = {"documents": numbered("d", 2), "labels": numbered("l", 1), "y_train": sp.csr_matrix((2, 1))}
-    both = build_set(twins, Walk(hops=0), test=Texts(["a1"], ["a text 1"]), **known)
+    both = build_set(twins, WalkConfig(hops=0), test=Texts(["a1"], ["a text 1"]), **known)
     assert both.graphs["train"].csr().toarray().tolist() == [[1, 0, 0], [0, 0, 0]], "all that read as it does"
     open_walk = build_set(
         problem,
-        Walk(hops=400),
+        WalkConfig(hops=400),
         documents=numbered("d", 2),
         labels=numbered("l", 1),
         test=numbered("t", 1),
@@ -78,7 +78,7 @@ def test_a_page_with_its_content_is_known_by_its_title() -> None:
     edges = sp.csr_matrix(np.ones((2, 3), np.float32))
     result = build_set(
         AnchorSet(numbered("a", 3), edges, edges[:1]),
-        Walk(hops=0),
+        WalkConfig(hops=0),
         documents=documents,
         labels=Texts(["l0"], ["a text 2 explained"], ["a text 2"]),
         test=test,
@@ -96,7 +96,7 @@ def test_numbers_name_the_same_item_only_where_the_names_agree(shared: bool) -> 
     edges = sp.csr_matrix(np.ones((1, 9), np.float32))
     result = build_set(
         AnchorSet(anchors, edges, edges),
-        Walk(hops=0),
+        WalkConfig(hops=0),
         documents=Texts(["0"], ["Page 0 at length" if shared else "Page 3"]),
         labels=Texts(["1"], ["unlike"]),
         test=test,
@@ -108,7 +108,7 @@ def test_numbers_name_the_same_item_only_where_the_names_agree(shared: bool) -> 
 
 
 def test_an_anchor_set_that_is_all_hubs_is_told(
-    tiny_problem: Problem, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_problem: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inputs = {"dataset": on_disk(tiny_problem, tmp_path)["dataset"]}
     for cap, told in ((1, True), (1000, False)):
@@ -125,7 +125,7 @@ def test_a_row_is_never_its_own_anchor_not_even_by_the_walk() -> None:
     edges = sp.csr_matrix(np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]], np.float32))
     result = build_set(
         AnchorSet(anchors, edges, sp.csr_matrix((1, 3), dtype=np.float32)),
-        Walk(hops=400),
+        WalkConfig(hops=400),
         documents=numbered("d", 3),
         labels=numbered("l", 1),
         test=numbered("t", 1),
@@ -134,21 +134,21 @@ def test_a_row_is_never_its_own_anchor_not_even_by_the_walk() -> None:
     assert (result.graphs["train"].csr().toarray().diagonal() == 0).all()
 
 
-def test_walking_keeps_every_clean_edge_and_adds_a_bounded_number(tiny_problem: Problem) -> None:
+def test_walking_keeps_every_clean_edge_and_adds_a_bounded_number(tiny_problem: Dataset) -> None:
     for name in tiny_problem.anchor_sets:
-        clean, walked = (built(tiny_problem, name, Walk(hops=hops, max_new=3)) for hops in (0, 400))
+        clean, walked = (built(tiny_problem, name, WalkConfig(hops=hops, max_new=3)) for hops in (0, 400))
         for side in ("train", "labels"):
             before, after = clean[side].csr(), walked[side].csr()
             assert (after - before).min() >= 0
             np.testing.assert_array_equal(walked[side].select(walked[side].original).indices, clean[side].indices)
             assert ((after - before).sum(1) <= 3).all()
             assert (walked[side].weight > 0).all() and (walked[side].weight[walked[side].original] == 1).all()
-    assert built(tiny_problem, "links", Walk(hops=400, max_new=3))["train"].num_edges > clean["train"].num_edges
+    assert built(tiny_problem, "links", WalkConfig(hops=400, max_new=3))["train"].num_edges > clean["train"].num_edges
 
 
-def test_hubs_can_be_removed_altogether(tiny_problem: Problem) -> None:
+def test_hubs_can_be_removed_altogether(tiny_problem: Dataset) -> None:
     cap = 8
-    graphs = built(tiny_problem, "category", Walk(hops=0, hub_cap=cap))
+    graphs = built(tiny_problem, "category", WalkConfig(hops=0, hub_cap=cap))
     raw = tiny_problem.anchor_sets["category"]
     degree = np.asarray(raw.train.sum(0) + raw.labels.sum(0)).ravel()
     assert (degree > cap).any()
@@ -163,7 +163,7 @@ def test_strict_mode_drops_direct_answers() -> None:
     for strict, expected in ((False, [[1, 1, 0], [0, 0, 1]]), (True, [[0, 1, 0], [0, 0, 1]])):
         result = build_set(
             AnchorSet(anchors, edges, sp.csr_matrix((3, 3), dtype=np.float32)),
-            Walk(hops=0, drop_label_anchors=strict),
+            WalkConfig(hops=0, drop_label_anchors=strict),
             documents=numbered("d", 2),
             labels=labels,
             test=numbered("t", 1),
@@ -178,7 +178,7 @@ def test_the_walk_does_not_bring_back_what_the_strict_mode_dropped() -> None:
     walked = {
         strict: build_set(
             AnchorSet(numbered("a", 3), edges, sp.csr_matrix((1, 3), dtype=np.float32)),
-            Walk(hops=400, drop_label_anchors=strict),
+            WalkConfig(hops=400, drop_label_anchors=strict),
             documents=numbered("d", 2),
             labels=Texts(["a1"], ["a text 1"]),
             test=numbered("t", 1),
@@ -190,13 +190,13 @@ def test_the_walk_does_not_bring_back_what_the_strict_mode_dropped() -> None:
     assert walked[True][1].tolist() == [1, 1, 1]
 
 
-def dataset_of(problem: Problem, place: Path) -> Path:
+def dataset_of(problem: Dataset, place: Path) -> Path:
     with drafts({"dataset": place}, sections={}, inputs={}, work=place.parent / "work") as made:
         problem.write(made["dataset"].path)
     return place
 
 
-def test_the_stage_writes_the_same_artifact_on_any_number_of_threads(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_the_stage_writes_the_same_artifact_on_any_number_of_threads(tiny_problem: Dataset, tmp_path: Path) -> None:
     dataset = dataset_of(tiny_problem, tmp_path / "dataset")
     digests = []
     for threads in (1, 2):
@@ -214,7 +214,7 @@ def test_the_stage_writes_the_same_artifact_on_any_number_of_threads(tiny_proble
     assert all(leaked not in graph.indices for graph in graphs["links"].values())
 
 
-def test_the_stage_never_opens_the_test_edges(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_the_stage_never_opens_the_test_edges(tiny_problem: Dataset, tmp_path: Path) -> None:
     dataset = dataset_of(
         replace(tiny_problem, anchor_sets={n: replace(a, test=None) for n, a in tiny_problem.anchor_sets.items()}),
         tmp_path / "dataset",
@@ -261,7 +261,7 @@ def test_edge_cosines_equal_sklearns_in_any_chunk() -> None:
 
 def test_lonely_rows() -> None:
     a, b = graph_of([[1, 1, 0], [0, 0, 1]]), graph_of([[1, 0, 0], [0, 0, 0]])
-    assert lonely_rows(a, b) == 0.5 and lonely_rows(a, a) == lonely_rows(graph_of([[0]]), graph_of([[0]])) == 0
+    assert isolated_share(a, b) == 0.5 and isolated_share(a, a) == isolated_share(graph_of([[0]]), graph_of([[0]])) == 0
 
 
 def test_hubs_are_the_same_at_every_volume() -> None:
@@ -271,7 +271,7 @@ def test_hubs_are_the_same_at_every_volume() -> None:
     known = {"documents": numbered("d", 60), "labels": numbered("l", 2), "test": numbered("t", 1)}
     known["y_train"] = sp.csr_matrix((60, 2))
     kept = {
-        volume: {*zip(*build_set(anchors, Walk(hops=0, hub_cap=40, volume=volume), **known).graphs["train"].csr()
+        volume: {*zip(*build_set(anchors, WalkConfig(hops=0, hub_cap=40, volume=volume), **known).graphs["train"].csr()
                       .nonzero(), strict=True)}
         for volume in (0.2, 0.5, 1.0)
     }  # fmt: skip
@@ -297,16 +297,18 @@ def test_every_anchor_of_a_title_is_the_item_of_that_title() -> None:
     edges = sp.csr_matrix(np.ones((1, 3), np.float32))
     y = sp.csr_matrix(np.ones((1, 1), np.float32))
     anchors = AnchorSet(twins, edges, edges)
-    strict = build_set(anchors, Walk(drop_label_anchors=True), documents=documents, labels=labels, test=test, y_train=y)
+    strict = build_set(
+        anchors, WalkConfig(drop_label_anchors=True), documents=documents, labels=labels, test=test, y_train=y
+    )
     for side in ("train", "labels"):
         assert strict.graphs[side].csr().toarray().tolist() == [[0, 0, 1]]
-    assert kin(documents, labels, y, twins).toarray().tolist() == [[1, 1, 0]]
-    none = build_set(anchors, Walk(), documents=documents, labels=labels, test=labels, y_train=y)
+    assert false_negative_anchors(documents, labels, y, twins).toarray().tolist() == [[1, 1, 0]]
+    none = build_set(anchors, WalkConfig(), documents=documents, labels=labels, test=labels, y_train=y)
     assert none.counts["test_anchors"] == 2
     # what is the item itself does not come back by the walk: documents 0 and 1 share anchor 2
     walked = build_set(
         AnchorSet(twins, sp.csr_matrix(np.array([[0, 0, 1], [1, 1, 1]], np.float32)), sp.csr_matrix((0, 3))),
-        Walk(hops=400), documents=Texts(["a", "b"], ["Paris", "other"]), labels=labels.at([]), test=test,
+        WalkConfig(hops=400), documents=Texts(["a", "b"], ["Paris", "other"]), labels=labels.at([]), test=test,
         y_train=sp.csr_matrix((2, 0)),
     )  # fmt: skip
     assert walked.graphs["train"].csr().toarray().tolist() == [[0, 0, 1], [1, 1, 1]]
@@ -319,7 +321,7 @@ def test_sets_and_sides_of_one_shape_lose_different_edges() -> None:
     kept = [
         {*zip(*graph.csr().nonzero(), strict=True)}
         for name in ("one", "two")
-        for graph in build_set(AnchorSet(numbered("a", 10), edges, edges), Walk(volume=0.5, hub_cap=0), name=name,
+        for graph in build_set(AnchorSet(numbered("a", 10), edges, edges), WalkConfig(volume=0.5, hub_cap=0), name=name,
                                **known).graphs.values()
     ]  # fmt: skip
     assert all(70 < len(a & b) < 130 for i, a in enumerate(kept) for b in kept[:i])  # of 200 in each, by chance 100

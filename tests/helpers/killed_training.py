@@ -21,7 +21,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a f
 import torch
 
 import ramen.training.stage  # noqa: F401  what a forked child would otherwise import each time
-from ramen.config import Encoder
+from ramen.config import EncoderConfig
 from ramen.encoder.loading import load_encoder
 
 from training_recipe import train
@@ -45,7 +45,7 @@ def main() -> None:
     artifacts = {"dataset": Path(dataset), "graph": Path(graph)}
     rng = random.Random(int(seed))
     torch.set_num_threads(1)  # no pool of threads that a fork would lose
-    load_encoder("tiny", Encoder(name="tiny")).encode(["warm"])
+    load_encoder("tiny", EncoderConfig(name="tiny")).encode(["warm"])
     said = Path(out) / "said.txt"
     last: list[str] = []
     for number in range(200):

@@ -8,12 +8,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from ramen.artifacts import drafts
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 from ramen.graph.metadata import Graph
 from ramen.stages import run_stage
 
 
-def on_disk(problem: Problem, folder: Path) -> dict[str, Path]:
+def on_disk(problem: Dataset, folder: Path) -> dict[str, Path]:
     """Write `dataset` and `graph` (edges as they are) into a folder; returns their paths."""
     places = {name: folder / name for name in ("dataset", "graph")}
     with drafts({"dataset": places["dataset"]}, sections={}, inputs={}, work=folder / "work") as made:
@@ -35,7 +35,7 @@ def graph_of(matrix: sp.csr_matrix) -> Graph:
     )
 
 
-def graphs_of(problem: Problem) -> dict[str, dict[str, Graph]]:
+def graphs_of(problem: Dataset) -> dict[str, dict[str, Graph]]:
     """The edges of all anchor sets as they are."""
     return {
         name: {"train": graph_of(anchors.train), "labels": graph_of(anchors.labels)}

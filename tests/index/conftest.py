@@ -13,8 +13,8 @@ import pytest
 
 from ramen import config
 from ramen.artifacts import Artifact, drafts, open_artifact
-from ramen.data.dataset import Problem
-from ramen.encoder.labels import write_classifier, write_context
+from ramen.data.dataset import Dataset
+from ramen.encoder.label_vectors import write_classifier, write_context
 from ramen.tracking import NullTracker
 
 METRICS = {"p_at_1": 40.0, "psp_at_5": 30.0, "tail/p_at_1": 10.0}
@@ -48,13 +48,13 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from ramen.encoder.loading import load_encoder
 
     folder = tmp_path_factory.mktemp("encoder") / "model"
-    load_encoder("tiny", config.Encoder(name="tiny")).save(folder)
+    load_encoder("tiny", config.EncoderConfig(name="tiny")).save(folder)
     return folder
 
 
 @pytest.fixture
 def artifacts(
-    tiny_problem: Problem, encoder_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+    tiny_problem: Dataset, encoder_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> dict[str, Artifact]:
     """Finished `dataset`, `model` and `evaluation`; with the mark `labelled`, the model knows more of its labels."""
     places = {name: tmp_path / "artifacts" / name for name in ("dataset", "model", "evaluation")}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ramen.config import Index
+from ramen.config import IndexConfig
 from ramen.errors import ArtifactError, ConfigError, MissingExtra
 from ramen.index.build import (
     SERIAL_UP_TO,
@@ -48,7 +48,7 @@ def _brute(vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) -
 
 def test_flat_is_exact(vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> None:
     truth = _brute(vectors, queries, 10)
-    flat = build_index(vectors, Index(kind="flat"))
+    flat = build_index(vectors, IndexConfig(kind="flat"))
     assert ann_recall(flat, queries, truth, 10) == 1.0
     np.testing.assert_allclose(flat.search(queries, 1)[0][:, 0], (queries @ vectors.T).max(1), rtol=1e-5)
 
@@ -57,10 +57,10 @@ def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
     vectors: NDArray[np.float32], queries: NDArray[np.float32]
 ) -> None:
     truth = _brute(vectors, queries, 10)
-    wide = ann_recall(build_index(vectors, Index(kind="hnsw")), queries, truth, 10)
-    narrow = Index(kind="hnsw", hnsw_m=2, ef_construction=8, ef_search=8)
+    wide = ann_recall(build_index(vectors, IndexConfig(kind="hnsw")), queries, truth, 10)
+    narrow = IndexConfig(kind="hnsw", hnsw_m=2, ef_construction=8, ef_search=8)
     assert wide > 0.98
-    scores = build_index(vectors, Index(kind="hnsw")).search(queries, 1)[0][:, 0]
+    scores = build_index(vectors, IndexConfig(kind="hnsw")).search(queries, 1)[0][:, 0]
     np.testing.assert_allclose(scores, (queries @ vectors.T).max(1), rtol=1e-5)
     assert ann_recall(build_index(vectors, narrow), queries, truth, 10) < wide - 0.1
 
@@ -76,14 +76,14 @@ def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
     ],
 )
 def test_auto_goes_by_labels_and_memory(labels: int, memory_gb: float, expected: str) -> None:
-    assert chosen_kind(labels, 384, Index(memory_gb=memory_gb)) == expected
+    assert chosen_kind(labels, 384, IndexConfig(memory_gb=memory_gb)) == expected
 
 
 def test_memory_that_is_estimated_is_what_hnsw_takes(vectors: NDArray[np.float32], tmp_path: Path) -> None:
-    write_index(build_index(vectors, Index(kind="hnsw")), tmp_path / "i")
+    write_index(build_index(vectors, IndexConfig(kind="hnsw")), tmp_path / "i")
     taken = (tmp_path / "i").stat().st_size / len(vectors)
     for budget, expected in ((1.05, "hnsw"), (0.95, "ivf")):
-        assert chosen_kind(1_000_000, 24, Index(memory_gb=1e-9 * 1_000_000 * taken * budget)) == expected
+        assert chosen_kind(1_000_000, 24, IndexConfig(memory_gb=1e-9 * 1_000_000 * taken * budget)) == expected
 
 
 def test_compressed_lists_fit_their_memory_and_are_searched_until_recall_is_reached(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_compressed_lists_fit_their_memory_and_are_searched_until_recall_is_reac
     asked = _unit(rows[:300] + 0.1 * rng.normal(size=(300, 32)))
     truth = search(asked, rows, 10)[0]
     sizes = {40: "SQ8", 24: "SQ4", 23: "PQ4", 10: "PQ2", 1: "PQ1"}
-    made = {room: factory(12_000, 32, Index(kind="ivf", memory_gb=1e-9 * 12_000 * room)) for room in sizes}
+    made = {room: factory(12_000, 32, IndexConfig(kind="ivf", memory_gb=1e-9 * 12_000 * room)) for room in sizes}
     assert made == {room: f"IVF307,{code}" for room, code in sizes.items()}
-    budget = Index(kind="ivf", memory_gb=1e-9 * 12_000 * 24)
+    budget = IndexConfig(kind="ivf", memory_gb=1e-9 * 12_000 * 24)
     index = build_index(rows, budget)
     codes = inverted_lists(index)
     assert codes.code_size == 16
@@ -106,23 +106,23 @@ def test_compressed_lists_fit_their_memory_and_are_searched_until_recall_is_reac
     assert found[0][0] < found[1][0] < found[2][0] and found[0][1] < found[1][1] <= found[2][1] < 1
     write_index(index, tmp_path / "i")
     assert inverted_lists(read_index(tmp_path / "i")).nprobe == codes.nlist
-    fixed = build_index(rows, Index(kind="ivf", nprobe=7))
+    fixed = build_index(rows, IndexConfig(kind="ivf", nprobe=7))
     assert inverted_lists(fixed).nprobe == 7
 
 
 def test_factory_string_is_taken_and_nonsense_refused(
     vectors: NDArray[np.float32], queries: NDArray[np.float32]
 ) -> None:
-    index = build_index(vectors, Index(kind="IVF16,SQ8", nprobe=16))
+    index = build_index(vectors, IndexConfig(kind="IVF16,SQ8", nprobe=16))
     assert ann_recall(index, queries, search(queries, vectors, 10)[0], 10) > 0.95
     with pytest.raises(ConfigError, match="index.kind = LSHofSorts: faiss can make no index"):
-        build_index(vectors, Index(kind="LSHofSorts"))
+        build_index(vectors, IndexConfig(kind="LSHofSorts"))
     with pytest.raises(ConfigError, match="no index 'IVF16,PQ7' of 3,000 labels of width 24"):
-        build_index(vectors, Index(kind="IVF16,PQ7"))
+        build_index(vectors, IndexConfig(kind="IVF16,PQ7"))
 
 
 def test_recall_counts_the_share_of_the_true_top_k(vectors: NDArray[np.float32]) -> None:
-    flat = build_index(vectors, Index(kind="flat"))
+    flat = build_index(vectors, IndexConfig(kind="flat"))
     truth = _brute(vectors, vectors[:2], 4)
     truth[0, :3] = [2990, 2991, 2992]  # three of eight are no longer what the index returns
     assert ann_recall(flat, vectors[:2], truth, 4) == 5 / 8
@@ -130,7 +130,7 @@ def test_recall_counts_the_share_of_the_true_top_k(vectors: NDArray[np.float32])
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_same_vectors_give_the_same_bytes(kind: str, vectors: NDArray[np.float32], tmp_path: Path) -> None:
-    settings = Index.model_validate({"kind": kind})
+    settings = IndexConfig.model_validate({"kind": kind})
     for name in "ab":
         write_index(build_index(vectors, settings), tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -139,7 +139,7 @@ def test_same_vectors_give_the_same_bytes(kind: str, vectors: NDArray[np.float32
 def test_written_index_answers_the_same(
     vectors: NDArray[np.float32], queries: NDArray[np.float32], tmp_path: Path
 ) -> None:
-    index = build_index(vectors, Index(kind="hnsw", ef_search=77))
+    index = build_index(vectors, IndexConfig(kind="hnsw", ef_search=77))
     write_index(index, tmp_path / "i")
     back = read_index(tmp_path / "i")
     assert back.hnsw.efSearch == 77
@@ -152,7 +152,7 @@ def test_building_leaves_the_thread_count_alone(vectors: NDArray[np.float32]) ->
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(2)
     try:
-        build_index(vectors[:50], Index(kind="hnsw"))
+        build_index(vectors[:50], IndexConfig(kind="hnsw"))
         assert faiss.omp_get_max_threads() == 2
     finally:
         faiss.omp_set_num_threads(before)
@@ -160,9 +160,9 @@ def test_building_leaves_the_thread_count_alone(vectors: NDArray[np.float32]) ->
 
 def test_threads_follow_size_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert build_threads(SERIAL_UP_TO, Index()) == 1
-    assert build_threads(SERIAL_UP_TO + 1, Index()) == 16
-    assert build_threads(10**7, Index(build_threads=1)) == 1
+    assert build_threads(SERIAL_UP_TO, IndexConfig()) == 1
+    assert build_threads(SERIAL_UP_TO + 1, IndexConfig()) == 16
+    assert build_threads(10**7, IndexConfig(build_threads=1)) == 1
 
 
 def test_truncated_or_foreign_file_is_refused(vectors: NDArray[np.float32], tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_truncated_or_foreign_file_is_refused(vectors: NDArray[np.float32], tmp_
 
     limit = faiss.get_deserialization_vector_byte_limit()
     path = tmp_path / "index.faiss"
-    write_index(build_index(vectors, Index(kind="hnsw")), path)
+    write_index(build_index(vectors, IndexConfig(kind="hnsw")), path)
     whole = path.read_bytes()
     for broken in (whole[: len(whole) // 2], b"", b"not an index, but long enough to have a header" * 4):
         path.write_bytes(broken)
@@ -183,7 +183,7 @@ def test_a_header_that_asks_for_more_memory_than_the_file_has_is_refused(
     vectors: NDArray[np.float32], tmp_path: Path
 ) -> None:
     path = tmp_path / "index.faiss"
-    write_index(build_index(vectors, Index(kind="flat")), path)
+    write_index(build_index(vectors, IndexConfig(kind="flat")), path)
     data = bytearray(path.read_bytes())
     size = (vectors.size).to_bytes(8, "little")
     place = data.index(size)
@@ -196,4 +196,4 @@ def test_a_header_that_asks_for_more_memory_than_the_file_has_is_refused(
 def test_missing_faiss_names_the_command(monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingExtra, match=r"pip install 'ramen\[cpu\]'"):
-        build_index(vectors, Index())
+        build_index(vectors, IndexConfig())

@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from ramen.artifacts import Artifact
-from ramen.config import Encoder, Index
-from ramen.data.dataset import Problem
+from ramen.config import EncoderConfig, IndexConfig
+from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, RamenError
 from ramen.index.build import build_index
-from ramen.index.query import as_json, as_table
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, write_retriever
+from ramen.serving.query import as_json, as_table
 
 POINTS = {"east": (1, 0), "north": (0, 1), "west": (-1, 0), "northeast": (0.6, 0.8)}
 
@@ -31,17 +31,17 @@ class Compass:
 @pytest.fixture
 def compass() -> Retriever:
     words = ["east", "north", "west"]
-    return Retriever(Compass(), build_index(Compass().encode(words), Index(kind="flat")), ["E", "N", "W"], words)
+    return Retriever(Compass(), build_index(Compass().encode(words), IndexConfig(kind="flat")), ["E", "N", "W"], words)
 
 
 @pytest.fixture
-def saved(artifacts: dict[str, Artifact], tiny_problem: Problem, tmp_path: Path) -> Path:
+def saved(artifacts: dict[str, Artifact], tiny_problem: Dataset, tmp_path: Path) -> Path:
     """A retriever over the labels of the tiny problem; its encoder is `artifacts["model"].path`."""
     folder = tmp_path / "retriever"
     folder.mkdir()
     model, labels = artifacts["model"], tiny_problem.labels
-    vectors = load_encoder(model.path, Encoder()).encode(labels.texts)
-    index = build_index(vectors, Index(kind="flat"))
+    vectors = load_encoder(model.path, EncoderConfig()).encode(labels.texts)
+    index = build_index(vectors, IndexConfig(kind="flat"))
     write_retriever(folder, index, labels.uids, labels.texts, encoder_files=model.manifest["files"], facts={})
     return folder
 
@@ -73,19 +73,21 @@ def test_k_beyond_the_labels_returns_all_and_k_below_one_is_refused(compass: Ret
 
 def test_equal_scores_come_in_label_order() -> None:
     words = ["east", "north", "east", "east"]
-    retriever = Retriever(Compass(), build_index(Compass().encode(words), Index(kind="flat")), list("abcd"), words)
+    retriever = Retriever(
+        Compass(), build_index(Compass().encode(words), IndexConfig(kind="flat")), list("abcd"), words
+    )
     assert [hit.uid for hit in retriever.query(["east"], 4)[0]] == ["a", "c", "d", "b"]
 
 
 def test_label_table_of_another_index_is_refused() -> None:
     with pytest.raises(ArtifactError, match="index holds 1 labels, the label table 2"):
-        Retriever(Compass(), build_index(Compass().encode(["east"]), Index(kind="flat")), ["a", "b"], ["x", "y"])
+        Retriever(Compass(), build_index(Compass().encode(["east"]), IndexConfig(kind="flat")), ["a", "b"], ["x", "y"])
 
 
 def test_loaded_retriever_finds_what_brute_force_finds(
-    saved: Path, artifacts: dict[str, Artifact], tiny_problem: Problem
+    saved: Path, artifacts: dict[str, Artifact], tiny_problem: Dataset
 ) -> None:
-    encoder = load_encoder(artifacts["model"].path, Encoder())
+    encoder = load_encoder(artifacts["model"].path, EncoderConfig())
     labels, texts = tiny_problem.labels, tiny_problem.test.texts
     scores = encoder.encode(texts) @ encoder.encode(labels.texts).T
     answers = Retriever.load(artifacts["model"].path, saved).query(texts, 5)

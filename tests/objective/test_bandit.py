@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramen.config import Bandit as Settings
+from ramen.config import BanditConfig
 from ramen.objective.bandit import Bandit
 
 
 def bandit(seed: int = 0, initial: dict[str, float] | None = None, **knobs: Any) -> Bandit:
-    settings = Settings.model_validate({"enabled": True, **knobs})
+    settings = BanditConfig.model_validate({"enabled": True, **knobs})
     return Bandit(settings, initial or {"a": 0.5}, lambda window: np.random.default_rng([seed, window]))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import resources
-from ramen.config import Index
+from components import resources
+from ramen.config import IndexConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 KUSTOMIZE = ROOT / "infra" / "kustomize"
@@ -165,7 +165,7 @@ def test_the_server_has_memory_for_the_largest_index_that_is_built() -> None:
     predictor = server["spec"]["predictor"]
     most = predictor["containers"][0]["resources"]["limits"]["memory"]
     disk = next(volume for volume in predictor["volumes"] if "emptyDir" in volume)["emptyDir"]["sizeLimit"]
-    assert min(int(most.removesuffix("Gi")), int(disk.removesuffix("Gi"))) >= Index().memory_gb + 4
+    assert min(int(most.removesuffix("Gi")), int(disk.removesuffix("Gi"))) >= IndexConfig().memory_gb + 4
 
 
 # --- images ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from ramen.cli import cli
 from ramen.errors import RamenError
-from ramen.index import registry
+from ramen.publishing import registry
 
 COMMANDS = {
     "registry": ["registry"],

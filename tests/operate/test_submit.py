@@ -172,7 +172,7 @@ def test_image_is_compiled_into_the_run(server: Server) -> None:
 
 
 def test_watching_says_each_step_once_and_ends_as_the_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.submitting.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr("pipelines.submit.time", SimpleNamespace(sleep=lambda seconds: None))
     server.states = _looks(
         {"ingest": "RUNNING", "ingest-driver": "SUCCEEDED"},
         {"ingest": "RUNNING"},

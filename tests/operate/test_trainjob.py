@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from components import trainjob
-from pipelines import resources
+from components import resources, trainjob
 from ramen.artifacts import open_artifact
 from ramen.config import resolve
 from ramen.errors import ConfigError, Interrupted, RamenError

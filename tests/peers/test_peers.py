@@ -14,24 +14,24 @@ import scipy.sparse as sp
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from ramen.config import Encoder, Scoring, Training
-from ramen.data.dataset import Problem
+from ramen.config import EncoderConfig, ScoringConfig, TrainingConfig
+from ramen.data.dataset import Dataset
 from ramen.errors import RamenError
 from ramen.peers import PEERS, Task, libpecos, tfidf
-from ramen.peers.evaluating import rank_test_documents
+from ramen.peers.evaluation import rank_test_documents
 from ramen.peers.sparse import search_sparse
 
 has_trainer = all(importlib.util.find_spec(name) for name in ("sentence_transformers", "datasets", "accelerate"))
-ENCODER = Encoder(name="tiny", max_length=16, precision="fp32")
+ENCODER = EncoderConfig(name="tiny", max_length=16, precision="fp32")
 
 
-def task(problem: Problem, work: Path, seconds: float = 0.0) -> Task:
+def task(problem: Dataset, work: Path, seconds: float = 0.0) -> Task:
     work.mkdir(exist_ok=True)
-    training = Training(batch_size=16, threads=1, validation_fraction=0.1, lr_warmup_steps=2)
-    return Task(problem, ENCODER, training, Scoring(), work, seconds)
+    training = TrainingConfig(batch_size=16, threads=1, validation_fraction=0.1, lr_warmup_steps=2)
+    return Task(problem, ENCODER, training, ScoringConfig(), work, seconds)
 
 
-def dense_ranking(scores: np.ndarray, problem: Problem) -> np.ndarray:
+def dense_ranking(scores: np.ndarray, problem: Dataset) -> np.ndarray:
     """First labels by score, ties by lower id, filtered pairs and labels outside the candidates left out."""
     scores = scores.copy()
     scores[problem.filter_test.toarray() > 0] = -np.inf
@@ -41,7 +41,7 @@ def dense_ranking(scores: np.ndarray, problem: Problem) -> np.ndarray:
     return np.where(np.take_along_axis(scores, order, 1) > -np.inf, order, scores.shape[1])
 
 
-def zero_shot(problem: Problem) -> Problem:
+def zero_shot(problem: Dataset) -> Dataset:
     """Only the last six labels compete, and training has no pair of them."""
     unseen = np.arange(24, 30)
     y_train = problem.y_train.tolil()
@@ -67,7 +67,7 @@ def test_search_sparse_equals_dense_product(k: int, candidates: np.ndarray | Non
 
 
 @pytest.mark.parametrize("make", [lambda problem: problem, zero_shot])
-def test_tfidf_equals_scikit_learn_by_hand(make: object, tiny_problem: Problem, tmp_path: Path) -> None:
+def test_tfidf_equals_scikit_learn_by_hand(make: object, tiny_problem: Dataset, tmp_path: Path) -> None:
     problem = make(tiny_problem)  # type: ignore[operator]
     given = task(problem, tmp_path)
     ranking = rank_test_documents(given, PEERS["tfidf"].fit(given))
@@ -100,7 +100,7 @@ def test_tfidf_keeps_the_heaviest_terms_of_a_label(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("make", [lambda problem: problem, zero_shot])
-def test_untrained_equals_sentence_transformers_and_cosine(make: object, tiny_problem: Problem, tmp_path: Path) -> None:
+def test_untrained_equals_sentence_transformers_and_cosine(make: object, tiny_problem: Dataset, tmp_path: Path) -> None:
     reference = pytest.importorskip("sentence_transformers")
     from ramen.encoder.loading import load_encoder
 
@@ -122,10 +122,10 @@ def test_untrained_equals_sentence_transformers_and_cosine(make: object, tiny_pr
 
 @pytest.mark.skipif(not has_trainer, reason="needs ramen[peers]")
 def test_sentence_transformers_trains_on_kept_documents_until_the_time_is_over(
-    tiny_problem: Problem, tmp_path: Path
+    tiny_problem: Dataset, tmp_path: Path
 ) -> None:
     from ramen.peers.sentence_transformers_trainer import Clock, training_pairs
-    from ramen.training.session import split_validation
+    from ramen.training.setup import split_validation
 
     problem, given = zero_shot(tiny_problem), task(zero_shot(tiny_problem), tmp_path, seconds=3)
     held_out, kept = split_validation(problem, given.training)
@@ -152,7 +152,7 @@ def test_sentence_transformers_trains_on_kept_documents_until_the_time_is_over(
 
 
 def test_xr_linear_passes_matrices_and_maps_labels_back(
-    tiny_problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """libpecos itself is not installed here: a stand-in scores the test documents."""
     steps = []
@@ -177,7 +177,7 @@ def test_xr_linear_passes_matrices_and_maps_labels_back(
         PEERS["xr-linear"].fit(replace(given, problem=replace(tiny_problem, candidates=np.arange(30))))
 
 
-def test_xr_linear_of_libpecos_ranks_the_trained_labels(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_xr_linear_of_libpecos_ranks_the_trained_labels(tiny_problem: Dataset, tmp_path: Path) -> None:
     if obstacle := libpecos.obstacle():
         pytest.skip(obstacle)
     given = task(tiny_problem, tmp_path)

@@ -23,12 +23,12 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.testclient import TestClient
 
-from ramen.config import Encoder, Index
+from ramen.config import EncoderConfig, IndexConfig
 from ramen.encoder.loading import load_encoder
 from ramen.errors import RamenError
 from ramen.index.build import build_index
-from ramen.index.registry import UnknownVersion, Version
 from ramen.index.retriever import Retriever
+from ramen.publishing.registry import UnknownVersion, Version
 from ramen.serving import app as serving
 from ramen.serving import limits
 
@@ -55,8 +55,8 @@ class Graph:
 @pytest.fixture(scope="module")
 def app() -> Iterator[FastAPI]:
     """The application on a registry of two versions, in the arithmetic of processors with bf16."""
-    encoder = load_encoder("tiny", Encoder(name="tiny", precision="bf16"))
-    index = build_index(encoder.encode(TEXTS), Index(kind="flat"))
+    encoder = load_encoder("tiny", EncoderConfig(name="tiny", precision="bf16"))
+    index = build_index(encoder.encode(TEXTS), IndexConfig(kind="flat"))
 
     def resolve(model: str, version: str) -> int:
         if version not in ("champion", "1", "2"):
@@ -174,8 +174,8 @@ def test_explanations_and_queries_at_once_are_answered_as_alone(client: TestClie
 
 
 def test_encoder_may_be_called_from_several_threads() -> None:
-    encoder = load_encoder("tiny", Encoder(name="tiny", precision="bf16"))
-    alone = load_encoder("tiny", Encoder(name="tiny", precision="bf16")).encode(TEXTS)
+    encoder = load_encoder("tiny", EncoderConfig(name="tiny", precision="bf16"))
+    alone = load_encoder("tiny", EncoderConfig(name="tiny", precision="bf16")).encode(TEXTS)
     with ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda _: encoder.encode(TEXTS), range(60)):
             np.testing.assert_allclose(found, alone, atol=1e-6)

@@ -19,18 +19,18 @@ from typing import Any
 import pytest
 
 from ramen.artifacts import drafts, open_artifact
-from ramen.config import Encoder, Index
-from ramen.data.dataset import Problem
+from ramen.config import EncoderConfig, IndexConfig
+from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError
 from ramen.evaluation.quantiles import head_torso_tail
 from ramen.index.build import build_index
-from ramen.index.promotion import promote
-from ramen.index.publishing import publish
-from ramen.index.registry import load_version
 from ramen.index.retriever import write_retriever
+from ramen.publishing.gate import promote
+from ramen.publishing.publish import publish
+from ramen.publishing.registry import load_version
 from ramen.serving import app as serving
-from ramen.serving.graph import TrainingGraph
+from ramen.serving.explain import TrainingGraph
 from ramen.stages import run_stage
 from ramen.tracking import open_tracker
 
@@ -52,15 +52,18 @@ def artifacts(tmp_path: Path, tiny_source: Path) -> Path:
 @pytest.fixture
 def published(store: Path, artifacts: Path, tmp_path: Path) -> Path:
     """Two versions: of all labels, and of the first 20 and one with a hostile text; the first is champion."""
-    problem = Problem.read(artifacts / "dataset")
-    encoder = load_encoder("tiny", Encoder(name="tiny"))
+    problem = Dataset.read(artifacts / "dataset")
+    encoder = load_encoder("tiny", EncoderConfig(name="tiny"))
     with drafts({"model": tmp_path / "model"}, sections={}, inputs={}, work=tmp_path / "work") as made:
         encoder.save(made["model"].path)
     files = json.loads((tmp_path / "model" / "manifest.json").read_text())["files"]
     dataset = open_artifact(artifacts / "dataset", "dataset").digest
     some = [*problem.labels.uids[:20], "evil"], [*problem.labels.texts[:20], HOSTILE]
     for number, (uids, texts) in enumerate([(problem.labels.uids, problem.labels.texts), some], 1):
-        folder, settings = tmp_path / f"retriever{number}", Index(kind="flat", alias="champion" if number == 1 else "")
+        folder, settings = (
+            tmp_path / f"retriever{number}",
+            IndexConfig(kind="flat", alias="champion" if number == 1 else ""),
+        )
         folder.mkdir()
         vectors = encoder.encode(texts)
         write_retriever(folder, build_index(vectors, settings), uids, texts, encoder_files=files,
@@ -120,7 +123,7 @@ def test_api_answers_as_the_registry_does_and_refuses_nonsense(url: str, publish
     assert [label["uid"] for label in without["labels"]] == [hit.uid for hit in local[1:4]]
     status, answer = _ask(url, text="pepper soup", k=30, version="2", explain=True)
     assert status == 200 and answer["version"] == 2 and len(answer["labels"]) == 21
-    problem = Problem.read(published / "dataset")
+    problem = Dataset.read(published / "dataset")
     graph = TrainingGraph(published)
     for label in answer["labels"]:
         if label["uid"] == "evil":

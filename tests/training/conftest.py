@@ -10,12 +10,12 @@ import pytest
 from on_disk import graphs_of
 
 from ramen.artifacts import drafts
-from ramen.data.dataset import Problem
+from ramen.data.dataset import Dataset
 from ramen.graph.metadata import write_graphs
 
 
 @pytest.fixture
-def tiny_artifacts(tiny_problem: Problem, tmp_path: Path) -> dict[str, Path]:
+def tiny_artifacts(tiny_problem: Dataset, tmp_path: Path) -> dict[str, Path]:
     """Paths of `dataset` and `graph` (raw edges, no walk)."""
     places = {name: tmp_path / name for name in ("dataset", "graph")}
     with drafts(places, sections={}, inputs={}, work=tmp_path / "work") as made:

@@ -10,13 +10,13 @@ import torch
 from safetensors.numpy import load_file
 
 from ramen.artifacts import open_artifact
-from ramen.config import Encoder
-from ramen.data.dataset import Problem
-from ramen.encoder.labels import encode_labels, fused_labels, has_more
+from ramen.config import EncoderConfig
+from ramen.data.dataset import Dataset
+from ramen.encoder.label_vectors import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
 from ramen.errors import Interrupted
 from ramen.stages import run_stage
-from ramen.training.classifier import Classifiers, _hinges
+from ramen.training.labels.classifier import Classifiers, _hinges
 from ramen.training.progress import Progress
 
 from training_recipe import changed, train
@@ -26,12 +26,12 @@ NGAME = changed(base={"name": "ngame", "refresh_from": 1}, classifier=CLASSIFIER
 
 
 def test_classifiers_start_as_the_labels_and_learn_their_documents(
-    tiny_artifacts: dict[str, Path], tmp_path: Path, tiny_problem: Problem
+    tiny_artifacts: dict[str, Path], tmp_path: Path, tiny_problem: Dataset
 ) -> None:
     metrics = train(tiny_artifacts, tmp_path / "out", NGAME)
     model = tmp_path / "out" / "model"
     assert has_more(model) and 0 <= metrics["classifier/share"] <= 1
-    encoder = load_encoder(model, Encoder(precision="fp32"))
+    encoder = load_encoder(model, EncoderConfig(precision="fp32"))
     documents, labels = (
         encoder.encode(tiny_problem.train.texts),
         encode_labels(encoder, model, tiny_problem.labels.texts),
@@ -66,7 +66,7 @@ def test_it_is_trained_only_where_the_base_has_a_second_stage_and_it_is_on(
 def test_stopped_in_the_middle_it_goes_on_and_ends_bit_identical(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    from ramen.training import classifier
+    from ramen.training.labels import classifier
 
     train(tiny_artifacts, tmp_path / "whole", NGAME)
     sessions: list[object] = []

@@ -16,11 +16,11 @@ import torch
 import yaml
 
 from ramen.artifacts import open_artifact
-from ramen.config import Encoder, Training
+from ramen.config import EncoderConfig, TrainingConfig
 from ramen.errors import ConfigError, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.training.distributed import Processes
-from ramen.training.launch import together
+from ramen.training.launch import launch_processes
 
 from training_recipe import changed, history, train, weights
 
@@ -100,7 +100,7 @@ def test_a_process_that_dies_ends_the_stage_with_its_words(
     monkeypatch.setattr("ramen.training.distributed.TIMEOUT", __import__("datetime").timedelta(seconds=3))
     with (
         pytest.raises(RamenError, match="training process 1 ended with code 1"),
-        together("warmup", inputs, {"encoder": Encoder()}, Training(processes=2)),
+        launch_processes("warmup", inputs, {"encoder": EncoderConfig()}, TrainingConfig(processes=2)),
     ):
         raise AssertionError("the other process never came")
     assert "WORLD_SIZE" not in os.environ
@@ -113,7 +113,7 @@ def test_more_processes_than_cores_are_refused_before_one_is_started(monkeypatch
     monkeypatch.setattr("ramen.training.launch._start", start)
     with (
         pytest.raises(ConfigError, match=r"training.processes = 1000: this machine has \d+ \w+; \d+ at most"),
-        together("warmup", {}, {}, Training(processes=1000)),
+        launch_processes("warmup", {}, {}, TrainingConfig(processes=1000)),
     ):
         pass
 
@@ -162,6 +162,6 @@ def test_gradient_caching_changes_nothing_but_memory(
 
 def test_threads_of_a_training_end_with_it() -> None:
     before = torch.get_num_threads()
-    with together("warmup", {}, {}, Training(processes=1, threads=before + 1)):
+    with launch_processes("warmup", {}, {}, TrainingConfig(processes=1, threads=before + 1)):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before

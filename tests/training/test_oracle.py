@@ -12,25 +12,25 @@ import scipy.sparse as sp
 from on_disk import graphs_of
 
 from ramen.artifacts import drafts, open_artifact
-from ramen.data.dataset import AnchorSet, Problem
+from ramen.data.dataset import AnchorSet, Dataset
 from ramen.errors import ConfigError, Interrupted
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.stages import run_stage
-from ramen.training.loop import Trainer
 from ramen.training.oracle import FILES, enriched, read_oracle
-from ramen.training.session import Session
+from ramen.training.setup import Session
+from ramen.training.trainer import Trainer
 
 from training_recipe import changed, history, same, train
 
 WITH = {"enabled": True, "epochs": 3, "max_length": 24}
 
 
-def read(problem: Problem, artifacts: dict[str, Path], most: int = 24, seed: int = 0) -> Problem:
+def read(problem: Dataset, artifacts: dict[str, Path], most: int = 24, seed: int = 0) -> Dataset:
     return enriched(problem, read_graphs(artifacts["graph"]), "inverse_sqrt_degree", most, seed)
 
 
 def test_it_reads_each_text_and_its_anchors_and_no_name_of_a_match(
-    tiny_problem: Problem, tiny_artifacts: dict[str, Path]
+    tiny_problem: Dataset, tiny_artifacts: dict[str, Path]
 ) -> None:
     seen = read(tiny_problem, tiny_artifacts)
     assert seen.train.uids == tiny_problem.train.uids and seen.labels.uids == tiny_problem.labels.uids
@@ -50,7 +50,7 @@ def test_it_reads_each_text_and_its_anchors_and_no_name_of_a_match(
 
 
 def test_a_document_does_not_read_its_labels_nor_a_label_its_documents(
-    tiny_problem: Problem, tiny_artifacts: dict[str, Path]
+    tiny_problem: Dataset, tiny_artifacts: dict[str, Path]
 ) -> None:
     # the anchors are the labels, or the documents, themselves: every link of a document is one of its labels
     labels, documents = tiny_problem.labels, tiny_problem.train
@@ -67,7 +67,7 @@ def test_a_document_does_not_read_its_labels_nor_a_label_its_documents(
 
 
 def test_the_order_of_anchors_is_the_seeds_and_long_lists_are_cut(
-    tiny_problem: Problem, tiny_artifacts: dict[str, Path]
+    tiny_problem: Dataset, tiny_artifacts: dict[str, Path]
 ) -> None:
     one, again, other = (read(tiny_problem, tiny_artifacts, seed=seed).train.texts for seed in (0, 0, 1))
     assert one == again and one != other
@@ -152,7 +152,7 @@ def test_what_only_the_oracle_reads_reaches_the_encoder(planting: ModuleType, tm
     assert guided > base + 4
 
 
-def test_what_cannot_be_is_said(tiny_problem: Problem, tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_is_said(tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"guidance.anchor_sets: 'link' is no anchor set of the dataset"):
         train(tiny_artifacts, tmp_path / "wrong", changed(guidance={**WITH, "anchor_sets": ["link"]}))
     train(tiny_artifacts, tmp_path / "plain")

@@ -18,8 +18,8 @@ from ramen.artifacts import open_artifact
 from ramen.errors import ArtifactError, Interrupted, RamenError
 from ramen.stages import run_stage
 from ramen.training.checkpoint import load_optimizer_tensors, optimizer_tensors
-from ramen.training.loop import Trainer
-from ramen.training.session import Session
+from ramen.training.setup import Session
+from ramen.training.trainer import Trainer
 
 from training_recipe import SECTIONS, changed, train
 
@@ -225,7 +225,7 @@ def test_out_of_memory_says_what_to_turn(
     def explode(*args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("ramen.training.encoding.StepEncoder.forward", explode)
+    monkeypatch.setattr("ramen.training.gradient_cache.StepEncoder.forward", explode)
     with pytest.raises(RamenError, match=r"out of memory at step 0 \(16 documents, .*training\.gradient_caching=true"):
         warm(tiny_artifacts, tmp_path)
 
@@ -233,7 +233,7 @@ def test_out_of_memory_says_what_to_turn(
 def test_a_loss_that_is_not_finite_names_documents_and_weights(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramen.training.loop.total", lambda terms, weights: terms["task"] * torch.inf)
+    monkeypatch.setattr("ramen.training.trainer.total", lambda terms, weights: terms["task"] * torch.inf)
     with pytest.raises(
         RamenError, match=r"(loss is|gradient is not) .*at step 0 \(documents (train|label)-\d+, .*task=3"
     ):

@@ -17,18 +17,18 @@ import torch
 from on_disk import on_disk
 
 from ramen.artifacts import open_artifact
-from ramen.config import Encoder, Training
-from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.config import EncoderConfig, TrainingConfig
+from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.data.subset import hide_labels
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SETTINGS_FILE
 from ramen.errors import ArtifactError, ConfigError, DataError, Interrupted, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
-from ramen.training.batches import Step
-from ramen.training.loop import Trainer, make_optimizer
-from ramen.training.plan import linear_schedule
-from ramen.training.session import Session, split_validation, validation_set
+from ramen.training.schedule import linear_schedule
+from ramen.training.setup import Session, split_validation, validation_set
+from ramen.training.step_sampler import Step
+from ramen.training.trainer import Trainer, make_optimizer
 
 from training_recipe import SECTIONS, StopAt, changed, history, same, train
 
@@ -121,11 +121,11 @@ def test_graph_negatives_come_from_the_sets_asked_for_and_go_with_the_graphs(
 
 
 def test_pruning_starts_from_the_original_and_obeys_the_threshold(
-    tiny_problem: Problem, tiny_artifacts: dict[str, Path], tmp_path: Path
+    tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
     train(tiny_artifacts, tmp_path / "all", changed(pruning={"rule": "threshold", "threshold": 1.0}))
     pruned = read_graphs(tmp_path / "all" / "pruned_graph")
-    held_out = set(split_validation(tiny_problem, Training(validation_fraction=0.1))[0].tolist())
+    held_out = set(split_validation(tiny_problem, TrainingConfig(validation_fraction=0.1))[0].tolist())
     for sides in pruned.values():
         assert sides["labels"].num_edges == 0
         assert set(sides["train"].rows().tolist()) <= held_out, "no step draws these, so they were never judged"
@@ -150,21 +150,21 @@ def test_pruning_stops_when_validation_stops_improving_and_training_goes_on(
 
 
 def test_held_out_documents_are_never_trained_on(
-    tiny_problem: Problem, tiny_artifacts: dict[str, Path], tmp_path: Path
+    tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    held_out, kept = split_validation(tiny_problem, Training(validation_fraction=0.1))
+    held_out, kept = split_validation(tiny_problem, TrainingConfig(validation_fraction=0.1))
     assert len(held_out) == 6 and len(kept) == 54 and not set(held_out) & set(kept)
     train(tiny_artifacts, tmp_path)
     assert open_artifact(tmp_path / "model", "model").counts["documents"] == 54
 
 
-def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     labels = rng.standard_normal((30, 8)).astype(np.float32)
     held_out = np.arange(3, 43)
     whole = validation_set(tiny_problem, held_out, tiny_problem.filter_train)
     assert whole.sampled() is whole
-    monkeypatch.setattr("ramen.training.loop.JUDGES", 10)
+    monkeypatch.setattr("ramen.training.trainer.JUDGES", 10)
     part = whole.sampled()
     assert len({*part.documents}) == 10 and {*part.documents} < {*held_out}
     documents = rng.standard_normal((len(part.documents), 8)).astype(np.float32)
@@ -175,7 +175,7 @@ def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Problem, m
     assert best.sum() >= 5
 
 
-def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents(tiny_problem: Problem) -> None:
+def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents(tiny_problem: Dataset) -> None:
     problem = hide_labels(tiny_problem, 0.3, seed=1)
     held_out = np.flatnonzero(np.diff(problem.y_train.indptr))
     documents = np.eye(30, dtype=np.float32)[problem.y_train[held_out].argmax(1).A1]
@@ -184,12 +184,12 @@ def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents
     assert validation_set(problem, held_out, problem.filter_train).quality(documents, labels).p_at_1 == 100.0
 
 
-def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_groups_are_held_out_whole(tiny_problem: Dataset, tmp_path: Path) -> None:
     groups = np.repeat([0, 1, 2, 3, 4], [12, 4, 4, 20, 20])
     problem = replace(tiny_problem, groups=groups)
     wanted = set()
     for seed in range(5):
-        held_out, kept = split_validation(problem, Training(validation_fraction=0.2, seed=seed))
+        held_out, kept = split_validation(problem, TrainingConfig(validation_fraction=0.2, seed=seed))
         assert not set(groups[held_out]) & set(groups[kept]) and sorted([*held_out, *kept]) == list(range(60))
         assert len(held_out) in (8, 12), "of 12 at most: one group of 12, or both of 4; 20 never fit"
         wanted.add(tuple(held_out))
@@ -199,18 +199,18 @@ def test_groups_are_held_out_whole(tiny_problem: Problem, tmp_path: Path) -> Non
     assert open_artifact(tmp_path / "model", "model").counts["validation_documents"] in (8, 12)
 
 
-def test_large_groups_are_held_out_last(tiny_problem: Problem) -> None:
+def test_large_groups_are_held_out_last(tiny_problem: Dataset) -> None:
     groups = np.concatenate([np.repeat([0, 1], 20), np.arange(2, 22)])
     problem = replace(tiny_problem, groups=groups)
     for seed in range(10):
-        held_out, _ = split_validation(problem, Training(validation_fraction=0.2, seed=seed))
+        held_out, _ = split_validation(problem, TrainingConfig(validation_fraction=0.2, seed=seed))
         assert len(held_out) == 12 and groups[held_out].min() > 1, "20 documents of other groups suffice"
     large = replace(problem, groups=np.repeat([0, 1, 2], 20))
-    assert len(split_validation(large, Training(validation_fraction=0.4))[0]) == 20, "there are only large groups"
+    assert len(split_validation(large, TrainingConfig(validation_fraction=0.4))[0]) == 20, "there are only large groups"
 
 
 def test_groups_too_large_to_be_held_out_are_told(
-    tiny_problem: Problem, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_problem: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     artifacts = on_disk(replace(tiny_problem, groups=np.repeat([0, 1], 30)), tmp_path)
     train(artifacts, tmp_path, changed(training={"epochs": 2, "validation_fraction": 0.1}, pruning={"enabled": False}))
@@ -219,7 +219,7 @@ def test_groups_too_large_to_be_held_out_are_told(
 
 
 def test_texts_cut_at_the_limit_are_told(
-    tiny_problem: Problem, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_problem: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     long = replace(tiny_problem, labels=replace(tiny_problem.labels, texts=["a b c " * 9] * len(tiny_problem.labels)))
     for name, problem, told in (("short", tiny_problem, False), ("long", long, True)):
@@ -248,18 +248,18 @@ def test_a_stopped_stage_goes_on_where_it_was_and_ends_bit_identical(
     assert not list((tmp_path / "ramen-work").iterdir()), "checkpoints are removed after success"
 
 
-def test_no_held_out_document_is_an_anchor_in_training(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_no_held_out_document_is_an_anchor_in_training(tiny_problem: Dataset, tmp_path: Path) -> None:
     # every label's anchors are its documents themselves: the edge to a held-out one is the very pair it validates
     own = AnchorSet(tiny_problem.train, sp.identity(60, np.float32, "csr"), sp.csr_matrix(tiny_problem.y_train.T))
     artifacts = on_disk(replace(tiny_problem, anchor_sets={"pages": own}), tmp_path)
     train(artifacts, tmp_path, changed(training={"validation_fraction": 0.4}, pruning={"enabled": False}))
-    kept = split_validation(tiny_problem, Training(validation_fraction=0.4))[1]
+    kept = split_validation(tiny_problem, TrainingConfig(validation_fraction=0.4))[1]
     used = set(read_graphs(tmp_path / "pruned_graph")["pages"]["labels"].indices.tolist())
     assert used <= set(kept.tolist()) and len(used) > 30
 
 
 def test_labels_hidden_from_training_are_in_no_step(
-    tiny_problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = hide_labels(tiny_problem, 0.4, seed=1)
     seen, plain = set[int](), Trainer.train_step
@@ -274,7 +274,7 @@ def test_labels_hidden_from_training_are_in_no_step(
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_too_few_documents_for_a_step_are_refused(tiny_problem: Problem, tmp_path: Path, count: int) -> None:
+def test_too_few_documents_for_a_step_are_refused(tiny_problem: Dataset, tmp_path: Path, count: int) -> None:
     y = tiny_problem.y_train.tolil()
     y[count:] = 0
     artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
@@ -321,7 +321,7 @@ def test_knobs_that_a_warmed_up_model_has_settled_are_refused(
 
 
 def test_a_graph_of_other_data_is_refused_before_anything_trains(
-    tiny_problem: Problem, tiny_artifacts: dict[str, Path], tmp_path: Path
+    tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
     names = tiny_problem.labels.uids
     other = on_disk(replace(tiny_problem, labels=Texts(names, [*names[1:], names[0]])), tmp_path / "other")
@@ -337,9 +337,9 @@ def test_a_graph_of_other_data_is_refused_before_anything_trains(
         run_stage("evaluate", sections=sections, inputs=mixed, outputs={"evaluation": tmp_path / "again"})
 
 
-def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Problem, tmp_path: Path) -> None:
+def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
     y = tiny_problem.y_train.tolil()
-    y[split_validation(tiny_problem, Training(validation_fraction=0.1))[0]] = 0
+    y[split_validation(tiny_problem, TrainingConfig(validation_fraction=0.1))[0]] = 0
     artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
     with pytest.raises(ConfigError, match=r"held-out document with a label.*raise training.validation_fraction"):
         train(artifacts, tmp_path, changed(bandit={"enabled": True}))
@@ -348,7 +348,7 @@ def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Problem, t
 def test_a_loss_that_is_not_finite_stops_with_the_step(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramen.training.loop.total", lambda terms, weights: terms["task"] * torch.inf)
+    monkeypatch.setattr("ramen.training.trainer.total", lambda terms, weights: terms["task"] * torch.inf)
     with pytest.raises(RamenError, match=r"loss is (inf|nan) at step 0 .*training\.lr"):
         train(tiny_artifacts, tmp_path, changed())
 
@@ -357,7 +357,7 @@ def test_a_folder_with_a_limit_of_its_own_is_cut_where_the_knob_says(
     tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
     """As the same weights are by their name: a model of sentence-transformers says 256 or 512 tokens of itself."""
-    load_encoder("tiny", Encoder(name="tiny", max_length=16)).save(tmp_path / "start")
+    load_encoder("tiny", EncoderConfig(name="tiny", max_length=16)).save(tmp_path / "start")
     train(tiny_artifacts, tmp_path, changed(encoder={"name": str(tmp_path / "start"), "max_length": 8}))
     for name in ("warm_model", "model"):
         said = json.loads((tmp_path / name / SETTINGS_FILE).read_text())
@@ -371,7 +371,7 @@ def test_the_rate_rises_then_falls_to_nothing() -> None:
 
 
 def test_biases_norms_and_label_offsets_do_not_decay() -> None:
-    encoder, offsets = load_encoder("tiny", Encoder(name="tiny", precision="fp32")), torch.nn.Embedding(3, 4)
+    encoder, offsets = load_encoder("tiny", EncoderConfig(name="tiny", precision="fp32")), torch.nn.Embedding(3, 4)
     decayed, free = make_optimizer(encoder, offsets, 1e-3, 1e-6, 0.01).param_groups
     assert decayed["weight_decay"] == 0.01 and free["weight_decay"] == 0
     names = {id(parameter): name for name, parameter in encoder.named_parameters()}
@@ -419,7 +419,7 @@ def test_the_bandits_perturbations_switch_no_regulariser_off(
     assert same(tmp_path / "out" / "model", tmp_path / "stopped" / "model")
 
 
-def test_pairs_that_do_not_count_are_not_learnt(tiny_problem: Problem) -> None:
+def test_pairs_that_do_not_count_are_not_learnt(tiny_problem: Dataset) -> None:
     y, ignored = tiny_problem.y_train, tiny_problem.y_train.copy().tolil()
     ignored[1:] = 0
     problem = replace(tiny_problem, filter_train=ignored.tocsr())

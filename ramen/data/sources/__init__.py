@@ -16,7 +16,7 @@ from ramen import config, errors
 from ramen.artifacts import sha256
 
 if TYPE_CHECKING:
-    from ramen.data.dataset import Problem
+    from ramen.data.dataset import Dataset
 
 SOURCES = {"debian": "ramen.data.sources.debian", "xc": "ramen.data.sources.xc"}
 """Value of `data.source` -> module."""
@@ -25,16 +25,16 @@ SOURCES = {"debian": "ramen.data.sources.debian", "xc": "ramen.data.sources.xc"}
 class Source(Protocol):
     """What a source module offers."""
 
-    def read(self, settings: config.Data) -> Problem:
+    def read(self, settings: config.DataConfig) -> Dataset:
         """Read the raw data. Raises DataError with one problem per defect."""
 
 
-def read(settings: config.Data) -> Problem:
+def read(settings: config.DataConfig) -> Dataset:
     """Read the problem from the source that `settings` names. Raises DataError."""
     return cast(Source, importlib.import_module(SOURCES[settings.source])).read(settings)
 
 
-def fetch_if_missing(settings: config.Data) -> bool:
+def fetch_if_missing(settings: config.DataConfig) -> bool:
     """Get the raw data of a source that can do so, if they are not there; true if something was fetched.
 
     Raises:
@@ -44,7 +44,7 @@ def fetch_if_missing(settings: config.Data) -> bool:
     return bool(fetch(settings)) if fetch else False
 
 
-def fingerprint(settings: config.Data) -> str:
+def fingerprint(settings: config.DataConfig) -> str:
     """Hex sha256 that changes when the raw data change, for cache keys.
 
     A file is hashed whole; of a folder, the sorted (path, size, modification time) of its files.
@@ -66,16 +66,16 @@ def fingerprint(settings: config.Data) -> str:
     return digest.hexdigest()
 
 
-def missing(settings: config.Data) -> errors.Problem:
+def missing(settings: config.DataConfig) -> errors.Defect:
     """The problem of a `data.path` that does not exist, or is a folder for a file, or a file for a folder."""
     path = Path(settings.path)
     if path.is_dir():
         found = f"a folder, where data.source = {settings.source} reads a file"
-        return errors.Problem(settings.path, found, "for one in the layout of the XC repository set data.source=xc")
+        return errors.Defect(settings.path, found, "for one in the layout of the XC repository set data.source=xc")
     if path.exists() and settings.source == "debian":
-        return errors.Problem(settings.path, "neither a file nor a folder", "set data.path to a snapshot")
+        return errors.Defect(settings.path, "neither a file nor a folder", "set data.path to a snapshot")
     if path.exists():
         found = f"a file, where data.source = {settings.source} reads a folder"
-        return errors.Problem(settings.path, found, "set data.path to the folder of the data set")
+        return errors.Defect(settings.path, found, "set data.path to the folder of the data set")
     mend = "run `ramen fetch`" if settings.source == "debian" else "set data.path to the folder of the data set"
-    return errors.Problem(settings.path, "no such file or folder", mend)
+    return errors.Defect(settings.path, "no such file or folder", mend)

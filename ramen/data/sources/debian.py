@@ -20,18 +20,17 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen import config
-from ramen.data.dataset import AnchorSet, Problem, Texts
+from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.data.sources import missing
 from ramen.data.sources.packages import Package, fetch, read_packages
 from ramen.data.subset import choose, share
-from ramen.errors import DataError
-from ramen.errors import Problem as Defect
+from ramen.errors import DataError, Defect
 
 _UNTAGGED = re.compile(r"special::.*|.*[:]TODO")
 """Debtags that say how the tagging went, nothing about the package."""
 
 
-def fetch_if_missing(settings: config.Data) -> bool:
+def fetch_if_missing(settings: config.DataConfig) -> bool:
     """Write the snapshot `settings.path` from the machine's package lists if it is not there.
 
     Raises:
@@ -44,7 +43,7 @@ def fetch_if_missing(settings: config.Data) -> bool:
     return True
 
 
-def read(settings: config.Data) -> Problem:
+def read(settings: config.DataConfig) -> Dataset:
     """Read a snapshot (or a Packages file) and pose the problem.
 
     Raises:
@@ -64,7 +63,7 @@ def read(settings: config.Data) -> Problem:
     return problem
 
 
-def build(archive: dict[str, Package], settings: config.Data) -> Problem:
+def build(archive: dict[str, Package], settings: config.DataConfig) -> Dataset:
     """Pose the problem on an archive (name -> package, in the order of names)."""
     targets = {name: _targets(package, archive) for name, package in archive.items()}
     documents = [name for name, found in targets.items() if found]
@@ -75,7 +74,7 @@ def build(archive: dict[str, Package], settings: config.Data) -> Problem:
     test = [name for name in documents if held_out[name]]
     labels = sorted({label for name in documents for label in targets[name]})
     position = {name: i for i, name in enumerate(labels)}
-    return Problem(
+    return Dataset(
         _texts(train, archive),
         _texts(test, archive),
         _texts(labels, archive),
@@ -94,7 +93,7 @@ def _targets(package: Package, archive: dict[str, Package]) -> set[str]:
     return {name for name in (*package.recommends, *package.suggests) if name in archive} - {package.name}
 
 
-def _is_test(source: str, settings: config.Data) -> bool:
+def _is_test(source: str, settings: config.DataConfig) -> bool:
     return share(source, seed=settings.seed, purpose="test") < settings.test_fraction
 
 

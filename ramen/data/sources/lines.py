@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from ramen.errors import DataError, io_reason
-from ramen.errors import Problem as Defect
+from ramen.errors import DataError, Defect, os_error_text
 
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}
 """Suffix of a packed file -> its first bytes."""
@@ -80,7 +79,7 @@ def numbered_lines(path: Path, defects: Defects) -> Iterator[tuple[int, bytes]]:
         what = "cannot be unpacked after this line" if number else "cannot be unpacked"
         defects.add_unreadable(path, f"{what} ({error})", "copy or download it again", line=number or None)
     except OSError as error:
-        defects.add_unreadable(path, f"cannot be read ({io_reason(error)})", line=number or None)
+        defects.add_unreadable(path, f"cannot be read ({os_error_text(error)})", line=number or None)
 
 
 def decoded_lines(path: Path, encoding: str, defects: Defects) -> Iterator[tuple[int, str]]:

@@ -18,7 +18,7 @@ import psutil
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.errors import io_reason
+from ramen.errors import os_error_text
 
 FORMATS = {
     "csr": ("indices", "indptr", "data"),
@@ -60,7 +60,7 @@ def read_npz(path: Path, shape: tuple[int, int] | None = None) -> sp.csr_matrix:
     except NotSparse:
         raise
     except OSError as error:
-        raise NotSparse(io_reason(error)) from None
+        raise NotSparse(os_error_text(error)) from None
     except MemoryError:
         raise NotSparse("not enough memory") from None
     except (zipfile.BadZipFile, zlib.error) as error:

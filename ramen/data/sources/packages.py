@@ -21,8 +21,7 @@ from typing import Any
 
 from ramen.artifacts import replacing
 from ramen.data.sources.lines import Defects, numbered_lines
-from ramen.errors import DataError, not_text, shown
-from ramen.errors import Problem as Defect
+from ramen.errors import DataError, Defect, lone_surrogate, shown
 
 FEW = 5_000
 """With fewer packages than this the machine's lists are taken as empty (installed packages are always listed)."""
@@ -229,7 +228,7 @@ def _package_of(item: Any) -> Package:
         if isinstance(value, list) == (field.type == "str") or not all(isinstance(text, str) for text in texts):
             kind = "a text" if field.type == "str" else "a list of texts"
             raise ValueError(f"{field.name}: expected {kind}, found {shown(value)}")
-        if lone := "".join(map(not_text, texts)):
+        if lone := "".join(map(lone_surrogate, texts)):
             raise ValueError(f"{field.name}: {lone} is half of a character")
     if not item["name"]:
         raise ValueError("name: expected a text, found none")

@@ -32,13 +32,13 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen import config
-from ramen.data.dataset import PLACEHOLDER, AnchorSet, Problem, Texts
+from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Texts
 from ramen.data.sources import missing
 from ramen.data.sources.lines import Defects, decoded_lines
 from ramen.data.sources.matrices import Expected, add_uncountable, countable, read_matrix, read_pairs
 from ramen.data.sparse import binary
 from ramen.data.subset import choose, restrict, select_anchors
-from ramen.errors import DataError, not_text, shown, warn
+from ramen.errors import DataError, lone_surrogate, shown, warn
 
 _TEXTS = {
     "train": ("trn.json", "raw_data/train.raw.txt", "raw/trn_X.txt"),
@@ -69,7 +69,7 @@ class _Rows:
     targets: tuple[array[int], array[int]] | None = None
 
 
-def read(settings: config.Data) -> Problem:
+def read(settings: config.DataConfig) -> Dataset:
     """Read the folder `settings.path`.
 
     Raises:
@@ -91,7 +91,7 @@ def read(settings: config.Data) -> Problem:
     groups = {kind: _read_groups(folder, kind, len(rows[kind].texts), settings, defects) for kind in _GROUPS}
     anchor_sets = {name: _read_anchors(folder, name, counts, settings, defects) for name in anchor_set_names(folder)}
     defects.raise_if_any()
-    problem = Problem(
+    problem = Dataset(
         _without_empty(train.texts),
         _without_empty(test.texts),
         _without_empty(labels.texts),
@@ -139,7 +139,7 @@ def _warn_of_lost_graphs(folder: Path) -> None:
             warn(f"{file}: not read; there is neither {name}_trn_X_Y nor {name}_lbl_X_Y in {folder}")
 
 
-def _subset(problem: Problem, settings: config.Data) -> Problem:
+def _subset(problem: Dataset, settings: config.DataConfig) -> Dataset:
     if not 0 < settings.max_documents < len(problem.train) + len(problem.test):
         return problem
     train = problem.train.uids if problem.groups is None else problem.groups.tolist()
@@ -163,7 +163,7 @@ def _find(folder: Path, names: Sequence[str]) -> Path | None:
 # --- texts ---------------------------------------------------------------------------------------------------
 
 
-def _read_texts(folder: Path, kind: str, settings: config.Data, defects: Defects) -> _Rows:
+def _read_texts(folder: Path, kind: str, settings: config.DataConfig, defects: Defects) -> _Rows:
     file = _find(folder, _TEXTS[kind])
     if file is None:
         defects.add(folder, f"no file with the {kind} texts", f"expected one of {', '.join(_TEXTS[kind])} (or .gz)")
@@ -195,14 +195,14 @@ def _read_raw(file: Path, kind: str, encoding: str, defects: Defects) -> Texts:
     return Texts(uids, texts)
 
 
-def _fields(settings: config.Data) -> tuple[str, ...]:
+def _fields(settings: config.DataConfig) -> tuple[str, ...]:
     """Fields of a JSON object that make a text."""
     of_titles = "Titles" in Path(settings.path).absolute().name
     title_only = settings.text == "title" or (settings.text == "auto" and of_titles)
     return ("title",) if title_only else ("title", "content")
 
 
-def _say_fields(folder: Path, settings: config.Data) -> None:
+def _say_fields(folder: Path, settings: config.DataConfig) -> None:
     """What is read of JSON objects where the folder's name decided it: a renamed folder is another task."""
     found = [_find(folder, names) for names in _TEXTS.values()]
     if settings.text != "auto" or not any(file is not None and ".json" in file.suffixes for file in found):
@@ -212,7 +212,7 @@ def _say_fields(folder: Path, settings: config.Data) -> None:
     print(f"{settings.path}: {said}", file=sys.stderr, flush=True)
 
 
-def _read_json(file: Path, kind: str, settings: config.Data, defects: Defects) -> _Rows:
+def _read_json(file: Path, kind: str, settings: config.DataConfig, defects: Defects) -> _Rows:
     fields = _fields(settings)
     uids: list[str] = []
     texts: list[str] = []
@@ -256,7 +256,7 @@ def _parse_json(file: Path, line: str, number: int, defects: Defects) -> dict[st
         return instead
     if "\\u" in line:
         for field in ("uid", "title", "content"):
-            if lone := not_text(str(item.get(field))):
+            if lone := lone_surrogate(str(item.get(field))):
                 mend = "write both halves of the character, or remove it"
                 defects.add(file, f"{lone} is half of a character", mend, line=number, field=field)
                 return instead
@@ -321,7 +321,7 @@ def _read_filter(folder: Path, kind: str, shape: tuple[int, int], defects: Defec
 
 
 def _read_groups(
-    folder: Path, kind: str, documents: int, settings: config.Data, defects: Defects
+    folder: Path, kind: str, documents: int, settings: config.DataConfig, defects: Defects
 ) -> NDArray[np.int64] | None:
     file = _find(folder, [_GROUPS[kind]])
     if file is None:
@@ -338,7 +338,7 @@ def _read_groups(
 
 
 def _read_anchors(
-    folder: Path, name: str, counts: dict[str, int], settings: config.Data, defects: Defects
+    folder: Path, name: str, counts: dict[str, int], settings: config.DataConfig, defects: Defects
 ) -> AnchorSet:
     texts_file = _find(folder, (f"raw_data/{name}.raw.txt", f"{name}.raw.txt"))
     texts = Texts([], [])

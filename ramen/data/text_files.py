@@ -1,0 +1,131 @@
+"""Files of texts that a published retriever is given: labels to add, queries to answer."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ramen.errors import DataError, Defect, decoding_error, lone_surrogate
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+"""Suffix -> separator of a file with a header line."""
+TABLES = (".jsonl", ".json", ".parquet", *SEPARATORS)
+"""Suffixes of files whose rows have named columns."""
+
+
+def read_text_rows(path: Path, item: str, *, uid_optional: bool = False) -> Iterator[tuple[int, str | None, str]]:
+    """Yield (line, uid, text) of every row of JSON lines, CSV, TSV or Parquet with the columns `uid` and `text`.
+
+    Args:
+        path: the file; its suffix is one of `TABLES`.
+        item: what a row is, for messages.
+        uid_optional: whether the column `uid` may be missing; the uid of such rows is None.
+
+    Yields:
+        The line (of Parquet: row) on which the row begins, from 1; its uid; its text. Empty lines are skipped.
+
+    Raises:
+        DataError: the file cannot be read, a column is missing, or a row is broken, without a text or without a uid.
+    """
+    suffix = path.suffix.lower()
+    if suffix in SEPARATORS:
+        rows = _csv_rows(path, item, uid_optional)
+    else:
+        rows = _parquet_rows(path, uid_optional) if suffix == ".parquet" else _json_rows(path, item, uid_optional)
+    for line, uid, text in rows:
+        named = (isinstance(uid, str) and uid) or (uid is None and uid_optional)
+        if not (named and isinstance(text, str) and text.strip()):
+            raise DataError(Defect(str(path), f"not a {item}", _form(path, uid_optional), line=line))
+        for field, value in (("uid", uid or ""), ("text", text)):
+            if broken := lone_surrogate(str(value)) or ("\\0" if "\0" in str(value) else ""):
+                raise DataError(Defect(str(path), f"{broken} is no character of a text", "remove it", line, field))
+        yield line, uid, text  # type: ignore[misc]
+
+
+def text_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file. Raises DataError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
+    except OSError as error:
+        raise DataError(Defect(str(path), f"cannot be read ({error})")) from None
+    except UnicodeDecodeError as error:
+        line, byte = decoding_error(error)
+        raise DataError(
+            Defect(str(path), f"expected UTF-8 text, found the byte {byte}", "save it as UTF-8", line)
+        ) from None
+
+
+def _form(path: Path, uid_optional: bool) -> str:
+    suffix = path.suffix.lower()
+    if suffix in SEPARATORS:
+        return "text is not empty, nor is uid where there is such a column"
+    if suffix == ".parquet":
+        return "uid and text are texts, neither empty"
+    return 'a line is {"uid": "...", "text": "..."}, neither empty' + ("; uid is optional" if uid_optional else "")
+
+
+def _columns(path: Path, found: list[str], uid_optional: bool) -> None:
+    """Refuse a table without the expected columns."""
+    needed = ["text"] if uid_optional else ["uid", "text"]
+    if all(found.count(name) == 1 for name in needed) and found.count("uid") <= 1:
+        return
+    expected = "text and, optionally, uid" if uid_optional else "uid and text"
+    shown = ", ".join(map(repr, found)) or "none"
+    raise DataError(Defect(str(path), f"expected the columns {expected}, found {shown}", "name them so", line=1))
+
+
+def _csv_rows(path: Path, item: str, uid_optional: bool) -> Iterator[tuple[int, object, object]]:
+    """Rows of a CSV or TSV file, read as a stream: a field may hold line ends."""
+    csv.field_size_limit(sys.maxsize)  # by default 131,072 characters: a full text may be longer
+    line = 1
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, delimiter=SEPARATORS[path.suffix.lower()], strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            _columns(path, header, uid_optional)
+            text, uid = header.index("text"), header.index("uid") if "uid" in header else None
+            line = reader.line_num + 1
+            for row in reader:
+                if len(row) not in (0, len(header)):
+                    expected = f"expected {len(header)} fields, found {len(row)}"
+                    raise DataError(Defect(str(path), expected, "quote a field that holds the separator", line))
+                if row:
+                    yield line, None if uid is None else row[uid].strip(), row[text]
+                line = reader.line_num + 1
+    except OSError as error:
+        raise DataError(Defect(str(path), f"cannot be read ({error})")) from None
+    except UnicodeDecodeError:
+        text_lines(path)  # says on which line
+        raise
+    except csv.Error as error:
+        raise DataError(Defect(str(path), f"not a {item} ({error})", "quote it as CSV does", line)) from None
+
+
+def _json_rows(path: Path, item: str, uid_optional: bool) -> Iterator[tuple[int, object, object]]:
+    for number, line in enumerate(text_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            found = row.get("uid") if uid_optional else row["uid"], row["text"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise DataError(Defect(str(path), f"not a {item}", _form(path, uid_optional), line=number)) from None
+        yield number, *found
+
+
+def _parquet_rows(path: Path, uid_optional: bool) -> Iterator[tuple[int, object, object]]:
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    try:
+        _columns(path, names := pq.read_schema(path).names, uid_optional)
+        table = pq.read_table(path, columns=[name for name in ("uid", "text") if name in names])
+        texts = table["text"].to_pylist()
+        uids = table["uid"].to_pylist() if "uid" in names else [None] * len(table)
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        why = "text that is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error).splitlines()[0]
+        raise DataError(Defect(str(path), f"cannot be read ({why})", "give a Parquet file")) from None
+    yield from ((number, *row) for number, row in enumerate(zip(uids, texts, strict=True), 1))

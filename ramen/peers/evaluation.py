@@ -1,0 +1,38 @@
+"""Evaluating a peer: the same filter, metrics and files as of a trained model."""
+
+from __future__ import annotations
+
+import time
+
+from ramen.artifacts import Draft
+from ramen.evaluation.metrics import DEPTH, apply_filter
+from ramen.evaluation.predictions import PREDICTIONS, Ranking, write_predictions
+from ramen.evaluation.tables import counts, measure_ranking, write_tables
+from ramen.peers import PEERS, Rank, Task
+
+
+def rank_test_documents(task: Task, rank: Rank) -> Ranking:
+    """The first 100 labels of each test document, filtered pairs removed."""
+    return Ranking(*apply_filter(*rank(), task.problem.filter_test, DEPTH))
+
+
+def evaluate_peer(name: str, task: Task, evaluation: Draft) -> tuple[dict[str, float], float]:
+    """Train a peer, evaluate it and write the files of an `evaluation` artifact, without a report.
+
+    Args:
+        name: a key of `PEERS`.
+        task: dataset and settings.
+        evaluation: the artifact to fill.
+
+    Returns:
+        Metrics in percent, and the seconds of training.
+    """
+    start = time.monotonic()
+    rank = PEERS[name].fit(task)
+    seconds = time.monotonic() - start
+    ranking = rank_test_documents(task, rank)
+    measured = measure_ranking(task.problem, ranking, task.scoring)
+    write_tables(evaluation.path, task.problem, measured, task.scoring, None)
+    write_predictions(evaluation.path / PREDICTIONS, task.problem, ranking, task.scoring.chunk)
+    evaluation.counts.update(counts(task.problem, measured, task.scoring))
+    return measured.metrics, seconds

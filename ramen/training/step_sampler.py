@@ -1,0 +1,287 @@
+"""What is in a step: documents, one positive label each, anchors, and the masks of true pairs.
+
+All randomness is keyed by (seed, stream, epoch, step), never by what was drawn before: a step can be rebuilt from
+its number alone, so a resumed run needs no sampler state. Switching graphs on or off leaves the documents of a step
+and the labels drawn for them untouched; labels that the graphs name as negatives take the place of random ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.sparse as sp
+
+from ramen.base.protocol import BaseAlgorithm
+from ramen.config import Sampling
+from ramen.graph.metadata import Graph, drawing_weights
+from ramen.sampling import (
+    Bools,
+    Ints,
+    MembershipMask,
+    RowSampler,
+    SharedSampler,
+    keyed_rng,
+    within_budget,
+)
+from ramen.training.graph_negatives import GraphNegatives
+
+
+@dataclass(frozen=True)
+class SideLinks:
+    """Links of one side to a set's pool, as `objective.regulariser.Links` describes them.
+
+    Attributes:
+        rows, positive: int64 [R].
+        mask: bool [B, A] over all documents, or all labels, of the step.
+        drawn, row: int64 [C].
+    """
+
+    rows: Ints
+    positive: Ints
+    mask: Bools
+    drawn: Ints
+    row: Ints
+
+
+@dataclass(frozen=True)
+class AnchorBatch:
+    """Anchors of one set in a step: `pool` int64 [A] distinct anchors; links of documents and of labels (None = that
+    regulariser is off)."""
+
+    pool: Ints
+    document: SideLinks | None
+    label: SideLinks | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Attributes:
+        documents: int64 [B] training documents.
+        labels: int64 [L] distinct chosen labels.
+        positive: int64 [B], column in `labels` of each document's sampled positive.
+        mask: bool [B, L], true where a label is no negative of the document (`BaseAlgorithm.known`).
+        anchors: set name -> `AnchorBatch`.
+    """
+
+    documents: Ints
+    labels: Ints
+    positive: Ints
+    mask: Bools
+    anchors: Mapping[str, AnchorBatch] = field(default_factory=dict)
+
+
+Draws = Mapping[str, tuple[Ints, Ints]]
+"""Side -> (rows that have an anchor, their anchors)."""
+
+
+@dataclass(frozen=True)
+class SetSampler:
+    """Samples the anchors of one set: positives from the pruned graph, masks from the unpruned one.
+
+    Attributes:
+        masks: of anchors' texts. No negatives of a row are anchors that read as one it has an edge to in the unpruned
+            graph, as one of its `kin` (see `graph.cleaning.kin`), or as the row itself: its edge is cleaned away, and
+            it would be the nearest of all for ever.
+        texts: text number of each anchor.
+    """
+
+    name: str
+    draws: Mapping[str, RowSampler | SharedSampler]
+    masks: Mapping[str, MembershipMask]
+    texts: Ints
+
+    @classmethod
+    def build(
+        cls,
+        name: str,
+        pruned: Mapping[str, Graph],
+        unpruned: Mapping[str, Graph],
+        sides: Mapping[str, bool],
+        sampling: Sampling,
+        shared: bool,
+        texts: Mapping[str, Ints],
+        false_negative_anchors: Mapping[str, sp.csr_matrix],
+    ) -> SetSampler:
+        """Args:
+        sides: graph side ("train", "labels") -> whether its regulariser is on.
+        texts: side, or "anchors" -> text number of each item.
+        kin: side -> CSR.
+        """
+        weights = drawing_weights(unpruned, sampling)
+        draws: dict[str, RowSampler | SharedSampler] = {}
+        for side in (side for side, on in sides.items() if on):
+            graph = pruned[side]
+            if shared:
+                draws[side] = SharedSampler(graph.indptr, graph.indices, weights)
+            else:
+                of_edges = None if weights is None else weights[graph.indices]
+                draws[side] = RowSampler(graph.indptr, graph.indices, of_edges)
+        width = 1 + max(int(numbers.max(initial=0)) for numbers in texts.values())
+        masks = {}
+        for side in draws:
+            linked = sp.csr_matrix(unpruned[side].csr() + false_negative_anchors[side])
+            known = np.insert(texts["anchors"][linked.indices], linked.indptr[1:], texts[side])
+            pointers = linked.indptr + np.arange(len(linked.indptr), dtype=np.int64)
+            masks[side] = MembershipMask(pointers, known.astype(np.int32), width)
+        return cls(name, draws, masks, texts["anchors"])
+
+    def draw(self, rows: Mapping[str, Ints], seed: int, position: tuple[int, int]) -> Draws:
+        """Draw one anchor per row and side; `rows` maps side -> items of the batch."""
+        race = int(self.rng(seed, position).integers(2**63))  # one for both sides
+        return {
+            side: sampler.draw(rows[side], race)
+            if isinstance(sampler, SharedSampler)
+            else sampler.draw(rows[side], self.rng(seed, position, f"/{side}"))
+            for side, sampler in self.draws.items()
+        }
+
+    def rng(self, seed: int, position: tuple[int, int], purpose: str = "") -> np.random.Generator:
+        """A generator of this set's own for one step and purpose."""
+        return keyed_rng(seed, f"anchors/{self.name}{purpose}", *position)
+
+    def batch(
+        self, step: Mapping[str, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator, separate: bool
+    ) -> AnchorBatch:
+        """Links of the step to the anchors of `pool` (sorted); rows that drew another anchor have none.
+
+        Args:
+            step: side -> all documents or labels of the step.
+            drawn: side -> (places in `step`, anchors).
+            pool: int64 [A].
+            rng: chooses a row for each anchor.
+            separate: a side's negatives are its own anchors only.
+        """
+        read, reads = np.unique(self.texts[pool], return_inverse=True)
+        links: dict[str, SideLinks | None] = {"train": None, "labels": None}
+        for side, (places, anchors) in drawn.items():
+            inside = np.isin(anchors, pool)
+            places, anchors = places[inside], anchors[inside]
+            mask = self.masks[side](step[side], read)[:, reads]
+            if separate:
+                mask |= ~np.isin(pool, anchors)[None, :]
+            positive = np.searchsorted(pool, anchors)
+            shuffled = rng.permutation(len(positive))
+            columns, first = np.unique(positive[shuffled], return_index=True)
+            links[side] = SideLinks(places, positive, mask, columns, places[shuffled[first]])
+        return AnchorBatch(pool, links["train"], links["labels"])
+
+
+class StepSampler:
+    """Builds the steps of an epoch.
+
+    Args:
+        base: decides the rows of an epoch, which documents and labels they stand for, and which labels compete.
+        batch_size: rows per step; the last step of an epoch may be smaller.
+        seed: of all draws.
+        separate_pools: each side's negatives are its own anchors only.
+        shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
+        anchor_budget: distinct anchors of a step at most, as a share of its documents and labels; 0 = no limit.
+        graph_negatives: names some of the labels that compete, in the place of random ones; or None.
+    """
+
+    def __init__(
+        self,
+        base: BaseAlgorithm,
+        batch_size: int,
+        seed: int,
+        separate_pools: bool = False,
+        shared_draws: bool = False,
+        anchor_budget: float = 0.0,
+        graph_negatives: GraphNegatives | None = None,
+    ) -> None:
+        self.base = base
+        self.batch_size = batch_size
+        self.seed = seed
+        self.separate_pools = separate_pools
+        self.shared_draws = shared_draws
+        self.anchor_budget = anchor_budget
+        self.graph_negatives = graph_negatives
+        self.sets: list[SetSampler] = []
+
+    def use_graphs(
+        self,
+        pruned: Mapping[str, Mapping[str, Graph]],
+        unpruned: Mapping[str, Mapping[str, Graph]],
+        on: Mapping[str, Mapping[str, bool]],
+        sampling: Sampling,
+        texts: Mapping[str, Ints],
+        false_negative_anchors: Mapping[str, Mapping[str, sp.csr_matrix]],
+    ) -> None:
+        """Sample anchors from `pruned`, mask with `unpruned` and `kin`; `on[set][side]`: which regularisers are on.
+
+        `texts`: "documents", "labels" or "anchors/NAME" -> text number of each item.
+        """
+        self.sets = [
+            SetSampler.build(
+                name,
+                pruned[name],
+                unpruned[name],
+                on[name],
+                sampling,
+                self.shared_draws,
+                {"train": texts["documents"], "labels": texts["labels"], "anchors": texts[f"anchors/{name}"]},
+                false_negative_anchors[name],
+            )
+            for name in sorted(pruned)
+            if any(on[name].values())
+        ]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """A last step of a single row has no negatives and is dropped."""
+        full, rest = divmod(self.base.rows, self.batch_size)
+        return full + (rest > 1)
+
+    def epoch_order(self, epoch: int) -> Ints:
+        """The epoch's rows in order, int64."""
+        return self.base.order(keyed_rng(self.seed, "order", epoch))
+
+    def step(self, order: Ints, epoch: int, index: int) -> Step:
+        """Step `index` of the epoch whose `order` is given."""
+        rows = order[index * self.batch_size : (index + 1) * self.batch_size]
+        documents, chosen = self.base.pairs(rows, keyed_rng(self.seed, "positives", epoch, index))
+        # a label that few documents have is hardly ever chosen; drawn uniformly, it competes and is pulled all the same
+        beside, named = self._random((epoch, index)), np.zeros(0, np.int64)
+        if self.graph_negatives is not None:
+            rng = keyed_rng(self.seed, "graph_negatives", epoch, index)
+            named = self.graph_negatives.draw(documents, len(beside), rng)
+        pulled = np.union1d(chosen, beside[: len(beside) - len(named)])
+        mined = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
+        labels = np.union1d(pulled, np.concatenate([mined, named]))
+        positive = np.searchsorted(labels, chosen)
+        mask = self.base.known(documents, labels)
+        anchors = self._anchors({"train": documents, "labels": pulled}, labels, (epoch, index))
+        return Step(documents, labels, positive, mask, anchors)
+
+    def _random(self, position: tuple[int, int]) -> Ints:
+        """Labels drawn uniformly from all that training may see, in random order."""
+        labels = self.base.problem.labels
+        count = min(round(self.base.settings.random_labels * self.batch_size), len(labels))
+        return labels[keyed_rng(self.seed, "random", *position).choice(len(labels), count, replace=False)]
+
+    def _anchors(self, rows: Mapping[str, Ints], labels: Ints, position: tuple[int, int]) -> dict[str, AnchorBatch]:
+        """Anchors of a step.
+
+        Args:
+            rows: side -> items that are pulled: documents, and the labels chosen for them or drawn beside.
+            labels: all labels of the step, sorted.
+            position: epoch and step.
+        """
+        drawn = {sampler.name: sampler.draw(rows, self.seed, position) for sampler in self.sets}
+        pools = {name: np.unique(np.concatenate([a for _, a in sides.values()])) for name, sides in drawn.items()}
+        if self.anchor_budget:
+            most = int(self.anchor_budget * sum(map(len, rows.values())))
+            keys = {s.name: int(s.rng(self.seed, position, "/budget").integers(2**63)) for s in self.sets}
+            pools = within_budget(pools, keys, most)
+        place = {"train": np.arange(len(rows["train"])), "labels": np.searchsorted(labels, rows["labels"])}
+        step = {"train": rows["train"], "labels": labels}
+        made = {}
+        for s in self.sets:
+            at = {side: (place[side][kept], anchors) for side, (kept, anchors) in drawn[s.name].items()}
+            rng = s.rng(self.seed, position, "/rows")
+            made[s.name] = s.batch(step, at, pools[s.name], rng, self.separate_pools)
+        return made

@@ -1,0 +1,192 @@
+"""Labels added to and removed from a published retriever, without training."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from ramen.artifacts import Artifact, write_texts
+from ramen.config import EncoderConfig, IndexConfig
+from ramen.encoder.loading import load_encoder
+from ramen.errors import DataError, RamenError
+from ramen.index.build import ann_recall, build_index, changed
+from ramen.index.retriever import write_retriever
+from ramen.publishing.publish import publish
+from ramen.publishing.registry import load_version, resolve_version, versions
+from ramen.publishing.update import Changes, publish_update, read_changes
+from ramen.retrieval import search
+
+
+@pytest.fixture
+def published(artifacts: dict[str, Artifact], track: Any, tmp_path: Path) -> Callable[..., list[str]]:
+    """Register 30 labels; returns their uids."""
+
+    def run(kind: str = "flat") -> list[str]:
+        model, folder = artifacts["model"], tmp_path / "retriever"
+        folder.mkdir()
+        uids = [f"l{i}" for i in range(30)]
+        texts = [f"label number {i} about {i % 7}" for i in range(30)]
+        vectors = load_encoder(model.path, EncoderConfig()).encode(texts)
+        settings = IndexConfig(kind=kind)
+        write_retriever(
+            folder, build_index(vectors, settings), uids, texts, encoder_files=model.manifest["files"],
+            facts={"kind": kind, "dimension": vectors.shape[1]},
+        )  # fmt: skip
+        tags = {"dataset": "d", "model": "m", "ann_recall": "1.0", "psp_at_5": "30.0"}
+        publish(folder, model.path, run_id=track.run_id, settings=settings, tags=tags, sample=["rook"])
+        return uids
+
+    return run
+
+
+def _all(version: str) -> dict[str, str]:
+    return {hit.uid: hit.text for hit in load_version("ramen", version).query(["x"], 1000)[0]}
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_update_is_a_new_version_with_exactly_the_labels_asked_for(
+    published: Callable[..., list[str]], kind: str
+) -> None:
+    uids = published(kind)
+    before = _all("champion")
+    changes = Changes({"new": "a label nobody trained on", "l3": "another text"}, frozenset({"l0", "l29"}))
+    made = publish_update("champion", changes, IndexConfig(kind=kind))
+    assert (made.version, made.alias, made.refused) == (2, "champion", "")
+    after = _all("champion")
+    kept = {uid: text for uid, text in before.items() if uid not in {"l0", "l29", "l3"}}
+    assert after == kept | {"new": "a label nobody trained on", "l3": "another text"}
+    assert len(after) == len(uids) - 1
+    retriever = load_version("ramen", "2")
+    hit = retriever.query(["a label nobody trained on"], 1)[0][0]
+    assert hit.uid == "new" and hit.score == pytest.approx(1.0, abs=1e-3)
+    old = {hit.uid: hit.score for hit in load_version("ramen", "1").query(["rook"], 30)[0]}
+    for hit in retriever.query(["rook"], 29)[0]:
+        assert hit.uid in {"new", "l3"} or hit.score == pytest.approx(old[hit.uid], abs=1e-5)
+    tags = versions("ramen")[0].tags
+    assert tags["updated_from"] == "1" and tags["labels"] == "29" and tags["dataset"].startswith("d+")
+    assert "psp_at_5" not in tags, "figures of other labels are not this version's"
+    assert (tags["origin.psp_at_5"], tags["origin.dataset"]) == ("30.0", "d"), "the gate knows what the encoder can do"
+    assert set(_all("1")) == set(before), "the version it came from is as it was"
+
+
+def test_recall_of_an_update_is_no_better_than_what_it_came_from(
+    published: Callable[..., list[str]], store: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    published()
+    client = MlflowClient(f"sqlite:///{store}")
+    client.set_model_version_tag("ramen", "1", "ann_recall", "0.4")  # as codes that lost most of the vectors
+    made = publish_update("champion", Changes({"new": "a label"}, frozenset()), IndexConfig(kind="flat"))
+    assert versions("ramen")[0].tags["ann_recall"] == "0.4" and "below index.min_recall" in made.refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (Changes({}, frozenset({"nobody"})), "no label 'nobody' to remove"),
+        (Changes({"l3": "label number 3 about 3"}, frozenset()), "already has exactly these labels"),
+        (Changes({}, frozenset(f"l{i}" for i in range(30))), "would remove every label"),
+    ],
+)
+def test_update_that_makes_no_sense_registers_nothing(
+    published: Callable[..., list[str]], changes: Changes, message: str
+) -> None:
+    published()
+    with pytest.raises(RamenError, match=message):
+        publish_update("champion", changes, IndexConfig())
+    assert resolve_version("ramen", "champion") == 1 and len(versions("ramen")) == 1
+
+
+def test_parquet_files_are_held_to_the_same(tmp_path: Path) -> None:
+    add = tmp_path / "add.parquet"
+    for broken, said in (
+        ({"uid": ["a"], "text": [None]}, r"add\.parquet:1: not a label"),
+        ({"uid": [1], "text": ["eins"]}, r"add\.parquet:1: not a label"),
+        ({"id": ["a"], "text": ["eins"]}, r"add\.parquet:1: expected the columns uid and text, found 'id', 'text'"),
+    ):
+        pq.write_table(pa.table(broken), add)
+        with pytest.raises(DataError, match=said):
+            read_changes(add, None)
+    add.write_text("no parquet")
+    with pytest.raises(DataError, match=r"add\.parquet: cannot be read"):
+        read_changes(add, None)
+    pq.write_table(pa.table({"uid": ["a"], "text": ["eins"]}), add)
+    assert read_changes(add, None).added == {"a": "eins"}
+
+
+def test_changes_are_read_and_broken_lines_named(tmp_path: Path) -> None:
+    add, remove = tmp_path / "add.jsonl", tmp_path / "gone.txt"
+    add.write_text('{"uid": "a", "text": "eins"}\n\n{"uid": "b", "text": "zwei"}\n')
+    remove.write_text("c\nd\n\n")
+    assert read_changes(add, remove) == Changes({"a": "eins", "b": "zwei"}, frozenset({"c", "d"}))
+    add.write_bytes(codecs.BOM_UTF8 + '{"uid": "a", "text": "eins\u2028zwei"}\r\n'.encode())
+    assert read_changes(add, None).added == {"a": "eins\u2028zwei"}
+    write_texts(tmp_path / "add.parquet", ["a"], ["eins"])
+    assert read_changes(tmp_path / "add.parquet", None) == Changes({"a": "eins"}, frozenset())
+    for text, message in [
+        ('{"uid": "a", "text": "eins"}\n{"uid": "a"}\n', r"add\.jsonl:2: not a label"),
+        ('{"uid": "a", "text": " "}\n', r"add\.jsonl:1: not a label"),
+        ('{"uid": "a", "text": "x"}\n{"uid": "a", "text": "y"}\n', r"add\.jsonl:2: label 'a' comes twice"),
+        ('{"uid": "c", "text": "x"}\n', r"gone\.txt: label 'c' is also in"),
+    ]:
+        add.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_changes(add, remove)
+    with pytest.raises(DataError, match="nowhere.jsonl: cannot be read"):
+        read_changes(tmp_path / "nowhere.jsonl", None)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf", "IVF32,PQ6x4", "PCA16,IVF16,Flat"])
+def test_changed_index_finds_what_a_new_one_finds(kind: str, unit_rows: NDArray[np.float32]) -> None:
+    settings = IndexConfig(kind=kind, nprobe=16)
+    first, later = unit_rows[:2000], unit_rows[2000:]
+    keep = np.flatnonzero(np.arange(2000) % 5 != 0)
+    index = changed(build_index(first, settings), keep, later)
+    rows = np.concatenate([first[keep], later])
+    truth = search(unit_rows[::7].copy(), rows, 5)[0]
+    fresh = ann_recall(build_index(rows, settings), unit_rows[::7].copy(), truth, 5)
+    assert index.ntotal == len(rows)
+    assert ann_recall(index, unit_rows[::7].copy(), truth, 5) > fresh - 0.05
+
+
+@pytest.fixture
+def unit_rows() -> NDArray[np.float32]:
+    """3,000 unit vectors in 60 clusters: float32 [3000, 24]."""
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(60, 24))[rng.integers(60, size=3000)] + 0.5 * rng.normal(size=(3000, 24))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_commands_end_to_end(published: Callable[..., list[str]], tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from ramen.cli import cli
+
+    published()
+    run = CliRunner().invoke
+    (tmp_path / "new.jsonl").write_text('{"uid": "new", "text": "fresh"}\n')
+    done = run(cli, ["index-update", "--add", str(tmp_path / "new.jsonl")])
+    assert done.exit_code == 0 and "ramen version 2; alias champion" in done.output, done.output
+    done = run(cli, ["rollback"])
+    assert done.exit_code == 0 and "champion is version 1, was 2" in done.output, done.output
+    done = run(cli, ["promote", "2", "--set", "index.min_recall=1.0", "--set", "index.max_query_ms=0.0001"])
+    assert done.exit_code == 5 and "more than index.max_query_ms" in done.output and "--force" in done.output
+    done = run(cli, ["promote", "2", "--force"])
+    assert done.exit_code == 0 and "champion is version 2, was 1" in done.output
+    table = run(cli, ["registry"]).output
+    assert "champion" in table and "30.00" in table and "30" in table
+    listed = json.loads(run(cli, ["registry", "--json"]).output)
+    assert [(one["number"], one["aliases"]) for one in listed] == [(2, ["champion"]), (1, [])]
+    assert listed[0]["tags"]["gate"] == "refused" and "max_query_ms" in listed[0]["tags"]["gate.reason"]
+    done = run(cli, ["index-update"])
+    assert done.exit_code == 2 and "--add FILE" in done.output
