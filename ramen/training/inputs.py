@@ -11,12 +11,11 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.base.protocol import LabelProblem
-from ramen.config import ObjectiveConfig, TrainingConfig
+from ramen.config import ObjectiveConfig, TrainingConfig, check_known
 from ramen.data.dataset import Dataset
 from ramen.data.filters import heldout_filter
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
-from ramen.errors import ConfigError, nearest
 from ramen.graph.cleaning import anchors_among, false_negative_anchors
 from ramen.graph.metadata import Graph, Graphs, read_graphs
 from ramen.training.heldout import HeldOut, split_held_out
@@ -95,8 +94,8 @@ def prepare_inputs(
         known = training_graphs(graph, dataset, held_out)
         used = select_anchor_sets(known, objective.anchor_sets, "objective.anchor_sets")
     if objective.graphs:
+        objective.check_anchor_sets(known)
         negative_graphs = select_anchor_sets(known, objective.negative_sets, "objective.negative_sets")
-        _check_lambdas(objective, known, used)
     graphs = used if objective.graphs else {}
     pairs = dataset.positives
     if objective.augment_labels:
@@ -136,19 +135,8 @@ def select_anchor_sets(
     Raises:
         ConfigError: it names an unknown set.
     """
-    if unknown := sorted(set(wanted) - set(graphs)):
-        known = ", ".join(graphs) or "none"
-        raise ConfigError(f"{knob}: {unknown[0]!r} is no anchor set of the dataset; anchor sets: {known}")
+    check_known(wanted, graphs, knob)
     return {name: sides for name, sides in graphs.items() if not wanted or name in wanted}
-
-
-def _check_lambdas(objective: ObjectiveConfig, graphs: Graphs, used: Graphs) -> None:
-    """Refuse a weight of a regulariser that does not exist."""
-    regularisers = [f"{name}.{side}" for name in used for side in SIDE_NAMES.values()]
-    for name in objective.lambdas:
-        if name not in regularisers:
-            unselected = " in objective.anchor_sets" if name.rpartition(".")[0] in graphs else ""
-            raise ConfigError(f"objective.lambdas.{name}: no such regulariser{unselected}; {nearest(name, regularisers)}")
 
 
 def _false_negatives(
