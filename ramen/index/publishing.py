@@ -26,7 +26,7 @@ from ramen.config import Index as Settings
 from ramen.errors import RamenError, reason
 from ramen.index.contest import Ask
 from ramen.index.promotion import FAILED, PASSED, SMOKE_TAG, offer, was_withdrawn
-from ramen.index.registry import connect, contained, plain_errors, versions
+from ramen.index.registry import connect, contained, plain_errors, version_in_answer, versions
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
 
 PACKAGE = Path(ramen.__file__).parent
@@ -242,4 +242,4 @@ def _create_version(client: Any, name: str, model_id: str, run_id: str, tags: Ma
     status = client.get_model_version(name, made.version).status
     if status != "READY":
         raise RamenError(f"{name} version {made.version} is {status} after {READY_SECONDS} s, not READY")
-    return int(made.version)
+    return version_in_answer(made.version)
