@@ -72,10 +72,10 @@ def missing(settings: config.Data) -> errors.Problem:
     if path.is_dir():
         found = f"a folder, where data.source = {settings.source} reads a file"
         return errors.Problem(settings.path, found, "for one in the layout of the XC repository set data.source=xc")
-    if path.exists() and settings.source == "debian":
-        return errors.Problem(settings.path, "neither a file nor a folder", "set data.path to a snapshot")
-    if path.exists():
-        found = f"a file, where data.source = {settings.source} reads a folder"
-        return errors.Problem(settings.path, found, "set data.path to the folder of the data set")
-    mend = "run `ramen fetch`" if settings.source == "debian" else "set data.path to the folder of the data set"
-    return errors.Problem(settings.path, "no such file or folder", mend)
+    debian = settings.source == "debian"
+    mend = "set data.path to a snapshot" if debian else "set data.path to the folder of the data set"
+    if os.path.lexists(path):
+        kind = errors.not_a_file(path) or "a file"
+        found = f"{kind}, where data.source = {settings.source} reads {'a file' if debian else 'a folder'}"
+        return errors.Problem(settings.path, found, mend)
+    return errors.Problem(settings.path, "no such file or folder", "run `ramen fetch`" if debian else mend)

@@ -10,6 +10,7 @@ Train and test are split by source package, so that siblings (foo, foo-doc, foo-
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ def fetch_if_missing(settings: config.Data) -> bool:
         DataError: the machine has no package lists and cannot get them.
     """
     path = Path(settings.path)
-    if path.exists():
+    if os.path.lexists(path):
         return False
     fetch(path)
     return True
