@@ -32,6 +32,8 @@ ERROR = "error: "
 
 LONGEST = 1000
 """Characters of a line that are shown; a file may hold a value of megabytes."""
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that no path or name may hold."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _ERRNO = re.compile(r"\[Errno -?\d+\] (?P<what>[^:'\[]+)(?:: '(?P<path>[^']+)')?(?: -> '[^']+')?")

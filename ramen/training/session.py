@@ -25,7 +25,7 @@ from ramen.base import make_base
 from ramen.base.protocol import BaseAlgorithm
 from ramen.base.protocol import Problem as BaseProblem
 from ramen.base.sampling import keyed_rng
-from ramen.config import Base, Encoder, Objective, Section, Training
+from ramen.config import Base, Encoder, Objective, Section, Training, check_known
 from ramen.data.dataset import Problem, whole_groups
 from ramen.data.filters import heldout_filter
 from ramen.data.sparse import without
@@ -33,7 +33,7 @@ from ramen.encoder.labels import OFFSETS_FILE, read_offsets, write_offsets
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
-from ramen.errors import ConfigError, DataError, nearest, warn
+from ramen.errors import ConfigError, DataError, warn
 from ramen.errors import Problem as Defect
 from ramen.graph.cleaning import anchors_among, kin
 from ramen.graph.metadata import Graph, read_graphs
@@ -208,12 +208,8 @@ class Session:
     def _used(self, graphs: dict[str, dict[str, Graph]]) -> tuple[dict[str, dict[str, Graph]], GraphNegatives | None]:
         """The graphs that are trained on, and the negatives that graphs name."""
         objective = self.objective
+        objective.check_anchor_sets(graphs)
         used = chosen_sets(graphs, objective.anchor_sets, "objective.anchor_sets")
-        known = [f"{name}.{side}" for name in used for side in SIDE_NAMES.values()]
-        for name in objective.lambdas:
-            if name not in known:
-                left = " of objective.anchor_sets" if name.rpartition(".")[0] in graphs else ""
-                raise ConfigError(f"objective.lambdas.{name}: no such regulariser{left}; {nearest(name, known)}")
         named = chosen_sets(graphs, objective.negative_sets, "objective.negative_sets")
         negatives = None
         if objective.graph_negatives and self.settings.base.random_labels:
@@ -619,9 +615,7 @@ def chosen_sets(graphs: dict[str, dict[str, Graph]], wanted: Sequence[str], knob
     Raises:
         ConfigError: it names one that is not there.
     """
-    if unknown := sorted(set(wanted) - set(graphs)):
-        there = ", ".join(graphs) or "none"
-        raise ConfigError(f"{knob}: {unknown[0]!r} is no anchor set of the dataset; there are {there}")
+    check_known(wanted, graphs, knob)
     return {name: sides for name, sides in graphs.items() if not wanted or name in wanted}
 
 

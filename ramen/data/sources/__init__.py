@@ -1,7 +1,7 @@
 """Sources of data: a table of names, and what every source module offers.
 
-A source module has a function `read(settings) -> Problem`, and may have `fetch_if_missing(settings) -> bool`. Modules
-are imported only when they are used.
+A source module has the functions of `Source`, and may have `fetch_if_missing(settings) -> bool`. Modules are imported
+only when they are used.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -28,10 +30,17 @@ class Source(Protocol):
     def read(self, settings: config.Data) -> Problem:
         """Read the raw data. Raises DataError with one problem per defect."""
 
+    def anchor_set_names(self, path: Path) -> Sequence[str]:
+        """Names that anchor sets of the raw data can have. Raises OSError."""
+
+
+def _source(settings: config.Data) -> Source:
+    return cast(Source, importlib.import_module(SOURCES[settings.source]))
+
 
 def read(settings: config.Data) -> Problem:
     """Read the problem from the source that `settings` names. Raises DataError."""
-    return cast(Source, importlib.import_module(SOURCES[settings.source])).read(settings)
+    return _source(settings).read(settings)
 
 
 def fetch_if_missing(settings: config.Data) -> bool:
@@ -40,8 +49,15 @@ def fetch_if_missing(settings: config.Data) -> bool:
     Raises:
         DataError: the machine cannot provide them.
     """
-    fetch = getattr(importlib.import_module(SOURCES[settings.source]), "fetch_if_missing", None)
+    fetch = getattr(_source(settings), "fetch_if_missing", None)
     return bool(fetch(settings)) if fetch else False
+
+
+def anchor_set_names(settings: config.Data) -> Sequence[str] | None:
+    """Names that anchor sets of the raw data can have, in alphabetical order; None if the data cannot be read."""
+    with suppress(OSError):  # `read` reports it
+        return _source(settings).anchor_set_names(Path(settings.path))
+    return None
 
 
 def fingerprint(settings: config.Data) -> str:

@@ -45,6 +45,11 @@ def fetch_if_missing(settings: config.Data) -> bool:
     return True
 
 
+def anchor_set_names(path: Path) -> Sequence[str]:
+    """Names of the anchor sets; an archive may lack some."""
+    return ("debtags", "depends", "rdepends")
+
+
 def read(settings: config.Data) -> Problem:
     """Read a snapshot (or a Packages file) and pose the problem.
 
