@@ -158,7 +158,8 @@ class Stage:
 
 _ITEMS = ("data/dataset.py", "data/filters.py", "data/identity.py", "data/sparse.py")
 _TRAINING_CODE = (
-    *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "sampling.py", "training", "workdir.py",
+    *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "sampling.py",
+    "training", "workdir.py",
 )  # fmt: skip
 
 STAGES: dict[str, Stage] = {

@@ -145,8 +145,8 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
             if reason := failed_io(error):
                 raise ArtifactError(
-                    f"{self.folder}: cannot write a checkpoint ({reason}); the one before is intact: fix this and run the "
-                    "same command again"
+                    f"{self.folder}: cannot write a checkpoint ({reason}); the one before is intact: fix this and run "
+                    "the same command again"
                 ) from error
             raise
         for old in self._all()[:-KEEP]:

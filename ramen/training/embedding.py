@@ -35,9 +35,7 @@ class TextEmbedder:
     tokens: int = 0
     seconds: float = 0.0
 
-    def embed(
-        self, texts: NDArray[np.int64], before_block: Callable[[], None] = lambda: None
-    ) -> NDArray[np.float32]:
+    def embed(self, texts: NDArray[np.int64], before_block: Callable[[], None] = lambda: None) -> NDArray[np.float32]:
         """Vectors of texts, float32 [n, D], the same in every process.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -21,7 +22,7 @@ from ramen.graph.metadata import Graph, Graphs, read_graphs
 from ramen.training.heldout import HeldOut, split_held_out
 from ramen.training.label_augmentation import augmented
 
-SIDE_NAMES = {"train": "document", "labels": "label"}
+SIDE_NAMES: dict[str, Literal["document", "label"]] = {"train": "document", "labels": "label"}
 """Graph side on disk -> side in a regulariser's name."""
 
 

@@ -138,13 +138,17 @@ class PruningRounds:
                 child.log(round_metrics(state.rounds[-1]) | trainer.last_metrics())
 
     def _start_round(self, number: int) -> None:
-        """Prune unless converged or switched off, record the round, and save: a resumed run starts after the pruning."""
+        """Prune unless converged or switched off, record the round and save; a resumed run starts after the pruning."""
         state = self.state
         previous = state.rounds[-1] if state.rounds else None
         converged = bool(previous and previous["converged"]) or self._patience_exhausted()
         similarity: dict[str, float] = dict(previous["jaccard"]) if previous and converged else {}
         thresholds: dict[str, float] = dict(previous["thresholds"]) if previous and converged else {}
-        if self.settings.enabled and not converged and any(any(s.values()) for s in self.trainer.inputs.active.values()):
+        if (
+            self.settings.enabled
+            and not converged
+            and any(any(s.values()) for s in self.trainer.inputs.active.values())
+        ):
             thresholds, similarity = self._prune(number)
             converged = number > 1 and min(similarity.values(), default=0.0) > self.settings.converged_at
         pruned = self.pruned

@@ -221,8 +221,8 @@ def _check_bandit_period(tuner: Bandit | None, schedule: Schedule) -> None:
     steps = schedule.max_epochs * schedule.steps_per_epoch
     if tuner is not None and steps < tuner.settings.period:
         raise ConfigError(
-            f"bandit.period = {tuner.settings.period}: training has {steps} steps, so no window would end; lower it, or "
-            "set bandit.enabled=false"
+            f"bandit.period = {tuner.settings.period}: training has {steps} steps, so no window would end; lower it, "
+            "or set bandit.enabled=false"
         )
 
 
@@ -247,27 +247,28 @@ def _warn_of_held_out_size(trainer: Trainer) -> None:
     """Report which documents decide when training ends, or warn why too few do."""
     inputs, schedule, training = trainer.inputs, trainer.schedule, trainer.settings
     if training.validation_fraction and not len(inputs.held_out):
-        count = len(inputs.dataset.train)
-        why = "every group of documents is larger" if inputs.dataset.groups is not None else f"of {count} documents"
+        why = f"of {len(inputs.dataset.train):,} documents"
+        if inputs.dataset.groups is not None:
+            why = "every group of documents is larger"
         warn(f"training.validation_fraction = {training.validation_fraction:g} holds out no document ({why}); raise it")
     if not schedule.auto:
         return
-    count = f"{schedule.held_out:,} held-out documents have a label"
+    labelled = f"training.epochs = auto: {schedule.held_out:,} held-out documents have a label"
     if not schedule.can_decide:
         warn(
-            f"training.epochs = auto: {count}, {FEWEST_HELD_OUT} are needed to decide when training ends; training for "
+            f"{labelled}, {FEWEST_HELD_OUT} are needed to decide when training ends; training for "
             f"{schedule.max_epochs} epochs; raise training.validation_fraction, or set training.epochs"
         )
         return
-    groups = schedule.held_out
+    independent = schedule.held_out
     if inputs.dataset.groups is not None:  # documents of a group are not independent of each other
-        labelled = inputs.held_out.rows[np.diff(inputs.pairs.indptr)[inputs.held_out.rows] > 0]
-        groups = len(np.unique(inputs.dataset.groups[labelled]))
-    if groups < NOISY_HELD_OUT:
-        in_groups = f" in {groups:,} groups" if groups < schedule.held_out else ""
-        warn(f"training.epochs = auto: {count}{in_groups}: small gains go unnoticed; raise training.validation_fraction")
+        rows = inputs.held_out.rows[np.diff(inputs.pairs.indptr)[inputs.held_out.rows] > 0]
+        independent = len(np.unique(inputs.dataset.groups[rows]))
+    if independent < NOISY_HELD_OUT:
+        in_groups = f" in {independent:,} groups" if independent < schedule.held_out else ""
+        warn(f"{labelled}{in_groups}: small gains go unnoticed; raise training.validation_fraction")
     else:
-        print(f"training.epochs = auto: {count} and decide when training ends", file=sys.stderr, flush=True)
+        print(f"{labelled} and decide when training ends", file=sys.stderr, flush=True)
 
 
 def _warn_of_truncated_texts(texts: TextTable, max_length: int) -> None:

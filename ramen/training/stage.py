@@ -16,15 +16,15 @@ from ramen.config import (
 from ramen.encoder.label_vectors import with_context, write_classifier, write_context
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
+from ramen.training.labels.classifier import train_classifiers
+from ramen.training.labels.context import label_context
+from ramen.training.launch import launch_processes
 from ramen.training.model_files import (
     check_warm_settings,
     load_training_state,
     write_model,
     write_training_state,
 )
-from ramen.training.labels.classifier import train_classifiers
-from ramen.training.labels.context import label_context
-from ramen.training.launch import launch_processes
 from ramen.training.oracle import read_oracle, train_oracle, write_oracle
 from ramen.training.pruning_rounds import PruningRounds
 from ramen.training.schedule import Clock
@@ -44,7 +44,7 @@ def warmup(
     guidance: GuidanceConfig,
     track: Tracker,
 ) -> dict[str, float]:
-    """Train on the unpruned graphs for `training.warmup_epochs` epochs; before that, train the oracle if there is one."""
+    """Train the oracle, if there is one, then the encoder on the unpruned graphs for `training.warmup_epochs`."""
     inputs = {"dataset": dataset, "graph": graph}
     sections, clock = TrainingSections(encoder, objective, bandit, base, training, guidance), Clock()
     with launch_processes("warmup", inputs, sections.by_name(), training) as processes:

@@ -420,9 +420,9 @@ class Trainer:
             if not is_memory:
                 raise
             raise RamenError(
-                f"out of memory at step {self.state.global_step} ({len(step.documents)} documents, {self._step_size}): "
-                "set training.gradient_caching=true, or lower encoder.tokens_per_chunk or training.batch_size; the last "
-                "checkpoint is intact"
+                f"out of memory at step {self.state.global_step} ({len(step.documents)} documents, {self._step_size}); "
+                "the last checkpoint is intact; set training.gradient_caching=true, or lower encoder.tokens_per_chunk "
+                "or training.batch_size"
             ) from None
 
     def _check_finite(self, step: Step, loss: float) -> None:
