@@ -42,7 +42,7 @@ def interrupted(tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: py
     plain = Trainer.train_step
 
     def stop_at_five(self: Trainer, step: Any) -> dict[str, float]:
-        if self.position.global_step == 5:
+        if self.state.global_step == 5:
             self.interrupted = True
         return plain(self, step)
 
