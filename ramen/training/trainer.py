@@ -54,7 +54,7 @@ BASE_PREFIX = "base:"
 Vectors = NDArray[np.float32]
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Trainer:
     """Trains an encoder and a base algorithm; both training stages run it. Built by `setup.build_trainer`.
 
