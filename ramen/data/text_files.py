@@ -48,9 +48,7 @@ def read_text_rows(path: Path, item: str, *, uid_optional: bool = False) -> Iter
 def text_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file. Raises DataError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig").split(
-            "\n"
-        )  # not splitlines: a text may contain U+2028 and the like
+        return path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: a text may contain U+2028
     except OSError as error:
         raise DataError(Defect(str(path), f"cannot be read ({error})")) from None
     except UnicodeDecodeError as error:
@@ -67,9 +65,8 @@ def _row_format(path: Path, uid_optional: bool) -> str:
         return "text must not be empty, nor uid if there is such a column"
     if suffix == ".parquet":
         return "uid and text must be non-empty strings"
-    return 'a line is {"uid": "...", "text": "..."} with non-empty values' + (
-        "; uid is optional" if uid_optional else ""
-    )
+    optional = "; uid is optional" if uid_optional else ""
+    return 'a line is {"uid": "...", "text": "..."} with non-empty values' + optional
 
 
 def _check_columns(path: Path, found: list[str], uid_optional: bool) -> None:
@@ -79,7 +76,7 @@ def _check_columns(path: Path, found: list[str], uid_optional: bool) -> None:
         return
     expected = "text and, optionally, uid" if uid_optional else "uid and text"
     shown = ", ".join(map(repr, found)) or "none"
-    raise DataError(Defect(str(path), f"expected the columns {expected}, found {shown}", "rename them", line=1))
+    raise DataError(Defect(str(path), f"expected the columns {expected}, found {shown}", "rename the columns", line=1))
 
 
 def _csv_rows(path: Path, item: str, uid_optional: bool) -> Iterator[tuple[int, object, object]]:

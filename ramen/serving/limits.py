@@ -34,8 +34,8 @@ SHUTDOWN_SECONDS = 15
 class BodyLimit:
     """ASGI middleware that refuses a body that is too large (413) or too slow (408).
 
-    Unlike the body limits of FastAPI and Starlette, it limits the time, and it reads the rest of a large body so that
-    the client receives the response.
+    Unlike the body limits of FastAPI and Starlette, it limits how long a body may take, and it reads the rest of a
+    large body so that the client receives the response.
     """
 
     def __init__(self, app: ASGIApp) -> None:

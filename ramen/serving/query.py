@@ -106,7 +106,7 @@ Write = Callable[[Sequence[Row]], None]
 
 
 @contextmanager
-def _write_parquet(path: Path) -> Iterator[Write]:
+def _open_parquet(path: Path) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -122,7 +122,7 @@ def _write_parquet(path: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def _write_separated(separator: str, path: Path) -> Iterator[Write]:
+def _open_separated(separator: str, path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, delimiter=separator, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -130,7 +130,7 @@ def _write_separated(separator: str, path: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def _write_json_lines(path: Path) -> Iterator[Write]:
+def _open_json_lines(path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as stream:
         yield lambda rows: stream.writelines(
             json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) + "\n" for row in rows
@@ -138,10 +138,10 @@ def _write_json_lines(path: Path) -> Iterator[Write]:
 
 
 FORMATS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
-    ".parquet": _write_parquet,
-    ".csv": partial(_write_separated, ","),
-    ".tsv": partial(_write_separated, "\t"),
-    ".jsonl": _write_json_lines,
+    ".parquet": _open_parquet,
+    ".csv": partial(_open_separated, ","),
+    ".tsv": partial(_open_separated, "\t"),
+    ".jsonl": _open_json_lines,
 }
 """Suffix of a file of answers -> context manager that yields a function to write rows."""
 
