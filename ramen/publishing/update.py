@@ -115,8 +115,8 @@ def build_update(
     with version_folders(name, number) as (encoder_dir, index_dir), tempfile.TemporaryDirectory() as scratch:
         old_facts = read_facts(index_dir)
         keep, new_uids, new_texts = _plan_rows(name, number, old, changes)
-        width = old_facts["index"]["dimension"]
-        new_nD = old.encoder.encode(new_texts) if new_uids else np.zeros((0, width), np.float32)
+        no_vectors = np.zeros((0, old.index.d), np.float32)
+        new_nD = old.encoder.encode(new_texts) if new_uids else no_vectors
         index = update_index(old.index, keep, new_nD)
         uids = [old.uids[i] for i in keep] + new_uids
         texts = [old.texts[i] for i in keep] + new_texts
