@@ -122,7 +122,7 @@ def test_run_survives_an_outage_and_nothing_is_missing_afterwards(
     assert runs["round-1"].data.tags["mlflow.parentRunId"] == track.run_id
     assert runs["inner"].data.tags["mlflow.parentRunId"] == runs["round-1"].info.run_id
     assert runs["round-1"].data.metrics == {"edges_kept": 90.0} and runs["inner"].info.status == "FINISHED"
-    assert CliRunner().invoke(cli, ["tracking", "push"]).output.strip() == "nothing is kept"
+    assert CliRunner().invoke(cli, ["tracking", "push"]).output.strip() == "no writes are kept"
 
 
 def test_store_that_comes_back_gets_what_was_kept_before_the_run_goes_on(

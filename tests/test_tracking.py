@@ -259,7 +259,7 @@ def test_a_store_without_pipelines_says_so() -> None:
     with open_tracker("ingest"):
         pass  # a stage alone is no pipeline
     asked = CliRunner().invoke(cli, ["compare"])
-    assert asked.exit_code == 1 and "no pipeline runs in MLflow yet: `ramen run` makes them" in asked.output
+    assert asked.exit_code == 1 and "MLflow has no pipeline runs; start one with `ramen run`" in asked.output
 
 
 def test_tracking_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

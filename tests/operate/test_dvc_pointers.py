@@ -96,7 +96,7 @@ def test_pod_whose_remote_is_out_of_reach_keeps_its_work_and_says_so(
     assert (tmp_path / "pod" / "dataset" / "manifest.json").is_file()
     assert "dataset cannot be pushed" in capsys.readouterr().err
     done = CliRunner().invoke(cli, ["dvc-adopt", run[:8]])
-    assert done.exit_code == 1 and "pushed nothing; was RAMEN_DVC_REMOTE set" in done.output
+    assert done.exit_code == 1 and "pushed no data; set RAMEN_DVC_REMOTE" in done.output
 
 
 def test_wrong_keys_are_one_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
