@@ -171,7 +171,9 @@ def _job_environment(track: Tracker) -> list[dict[str, Any]]:
         ("secretKeyRef", STORE_SECRET, STORE_KEYS),
         ("configMapKeyRef", SETTINGS, SETTINGS_KEYS),
     ):
-        variables += [{"name": key, "valueFrom": {kind: {"name": source, "key": key, "optional": True}}} for key in keys]
+        variables += [
+            {"name": key, "valueFrom": {kind: {"name": source, "key": key, "optional": True}}} for key in keys
+        ]
     return variables
 
 
@@ -247,8 +249,8 @@ def _wait(api: Any, namespace: str, name: str, stage: str) -> None:
             failures += 1
             if failures >= MAX_FAILED_REQUESTS or getattr(error, "status", None) == 404:
                 raise RamenError(
-                    f"{stage}: the state of job {name} cannot be read ({getattr(error, 'reason', error)}); run the step "
-                    "again, and it waits for the same job"
+                    f"{stage}: the state of job {name} cannot be read ({getattr(error, 'reason', error)}); a retry of the "
+                    "step waits for the same job"
                 ) from None
             time.sleep(POLL_SECONDS)
             continue

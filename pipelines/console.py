@@ -71,7 +71,9 @@ class Console(io.TextIOBase):
             self.record(found.group(1))
         elif self._streaming and (ended := _EXIT.fullmatch(line.strip())):
             self.exit_code = int(ended.group(1))
-        elif self._streaming and line.strip().startswith(ERROR):  # `failure` returns it; the caller prints it at the end
+        elif self._streaming and line.strip().startswith(
+            ERROR
+        ):  # `failure` returns it; the caller prints it at the end
             self.errors.append(line.strip().removeprefix(ERROR))
         elif self._streaming and line.strip() and not _EXECUTOR.match(line):
             self.last_lines = [*self.last_lines[-2:], line.strip()]

@@ -174,7 +174,9 @@ def watch(run_id: str, target: Target, report: Callable[[str], None], interval: 
         except Exception as error:
             failures += 1
             if failures >= MAX_FAILED_REQUESTS:
-                raise RamenError(f"Kubeflow Pipelines: {_first_line(error)}; the run continues, watch it again") from error
+                raise RamenError(
+                    f"Kubeflow Pipelines: {_first_line(error)}; the run continues, watch it again"
+                ) from error
             time.sleep(interval)
             continue
         for task in (run.run_details.task_details if run.run_details else None) or []:
@@ -237,7 +239,9 @@ def _endpoint(target: Target) -> str:
         valid = False
     if endpoint and (not valid or not endpoint.isprintable() or " " in endpoint):
         source = "--endpoint" if target.endpoint else ENDPOINT_ENV
-        raise ConfigError(f"{source}: {endpoint[:200]!r} is not an address; give it as http://HOST:PORT or https://HOST")
+        raise ConfigError(
+            f"{source}: {endpoint[:200]!r} is not an address; give it as http://HOST:PORT or https://HOST"
+        )
     return endpoint
 
 

@@ -29,9 +29,13 @@ if TYPE_CHECKING:
     "--endpoint", default="", metavar="URL", help="Address of the server.  [default: KF_PIPELINES_ENDPOINT, or kfp's]"
 )
 @click.option("--namespace", default="", help="Namespace of the run, on a multi-user server.")
-@click.option("-e", "--experiment", default="ramen", show_default=True, help="Experiment of the run; created if missing.")
+@click.option(
+    "-e", "--experiment", default="ramen", show_default=True, help="Experiment of the run; created if missing."
+)
 @click.option("-r", "--name", default="", help="Name of the run.  [default: ramen and the time]")
-@click.option("--service-account", default="", metavar="NAME", help="Service account of the steps (infra: ramen-pipeline).")
+@click.option(
+    "--service-account", default="", metavar="NAME", help="Service account of the steps (infra: ramen-pipeline)."
+)
 @click.option("--root", metavar="URL", help="Where the server stores this run's artifacts.")
 @click.option("--no-cache", is_flag=True, help="Do not use the server's cache; a schedule never uses it.")
 @click.option("-w", "--watch", is_flag=True, help="Follow the run; exit code 1 unless it succeeds.")
@@ -68,7 +72,9 @@ def submit(
     target = pipeline_submit.Target(endpoint, namespace, experiment, service_account)
     name = name or time.strftime("ramen %Y-%m-%d %H:%M")
     if watch and cron is not None:
-        raise click.UsageError("--watch follows a run that starts now, but --cron only schedules runs; give one of them")
+        raise click.UsageError(
+            "--watch follows a run that starts now, but --cron only schedules runs; give one of them"
+        )
     with pipeline_submit.package(pipeline, config, image) as file:
         if cron is not None:
             job = pipeline_submit.schedule(file, config, target, name=name, cron=cron, root=root)
@@ -86,7 +92,10 @@ def submit(
 @click.command("dvc-adopt", short_help="Add the data of a cluster run to this DVC repository.")
 @click.argument("run")
 @click.option(
-    "--to", type=PATH, metavar="DIR", help="Folder for the pointers.  [default: adopted/ and the first 8 digits of the run id]"
+    "--to",
+    type=PATH,
+    metavar="DIR",
+    help="Folder for the pointers.  [default: adopted/ and the first 8 digits of the run id]",
 )
 def dvc_adopt(run: str, to: Path | None) -> None:
     """Write DVC pointers to the data that a run's pods pushed (RAMEN_DVC_REMOTE) into this repository.

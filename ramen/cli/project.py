@@ -42,7 +42,11 @@ def fetch(resolve: Callable[..., Config], packages: Path | None) -> None:
 @click.option(
     "--studies", type=PATH, default=Path("ablations"), show_default=True, metavar="DIR", help="--out of `ramen ablate`."
 )
-@click.option("--unfinished", is_flag=True, help="Also delete results of runs that did not finish, unless they can resume from a checkpoint.")
+@click.option(
+    "--unfinished",
+    is_flag=True,
+    help="Also delete results of runs that did not finish, unless they can resume from a checkpoint.",
+)
 def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
     """Delete results that later runs replaced, training state that no stage needs, and drafts of killed processes.
 

@@ -144,7 +144,8 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
         )
         return
     rows = [
-        [_name(run), run.run_id[:8], _start_time(run), _dataset_name(run), *tables.figures(run.metrics)] for run in chosen
+        [_name(run), run.run_id[:8], _start_time(run), _dataset_name(run), *tables.figures(run.metrics)]
+        for run in chosen
     ]
     gain_rows = comparison.rows(comparisons)
     columns = ["run", "id", "started", "data", *tables.COLUMNS]

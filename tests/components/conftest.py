@@ -55,7 +55,7 @@ def call_component() -> Call:
 
 @dataclass
 class Chain:
-    """The artifacts of all components, called in order: files under `folder/<artifact>`, and what each call reported."""
+    """The artifacts of all components, called in order; their files are under `folder/<artifact>`."""
 
     folder: Path
     source: Path

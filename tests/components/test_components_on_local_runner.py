@@ -13,9 +13,7 @@ from ramen.stages import STAGES
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
-def test_component_gives_the_same_files_and_metrics_as_the_plain_call(
-    stage: str, run_locally: Any, chain: Any
-) -> None:
+def test_component_gives_the_same_files_and_metrics_as_the_plain_call(stage: str, run_locally: Any, chain: Any) -> None:
     outputs = run_locally(stage)
     name = STAGES[stage].writes[0]
     files = [open_artifact(path, name).manifest["files"] for path in (outputs[name], chain.folder / name)]

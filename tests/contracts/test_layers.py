@@ -1,4 +1,4 @@
-"""Who may import what: the contracts in pyproject.toml hold, and they do refuse what they forbid."""
+"""The import contracts in pyproject.toml hold, and detect forbidden imports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = Path(sys.executable).parent
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    """import-linter over the packages below `folder`."""
+    """Run import-linter on the packages in `folder`."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [str(PROGRAM / "lint-imports"), "--no-cache", "--config", str(folder / "pyproject.toml")]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -29,7 +29,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_layers_hold() -> None:
+def test_import_contracts_hold() -> None:
     done = lint(ROOT)
     assert done.returncode == 0, done.stdout
 
@@ -47,7 +47,7 @@ def test_layers_hold() -> None:
         ("ramen/index/build.py", "import kfp"),
     ],
 )
-def test_a_forbidden_import_is_refused(module: str, line: str, copy: Path) -> None:
+def test_forbidden_import_breaks_a_contract(module: str, line: str, copy: Path) -> None:
     path = copy / module
     path.write_text(path.read_text() + f"\n\ndef planted() -> None:\n    {line}\n")
     done = lint(copy)
