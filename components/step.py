@@ -81,6 +81,6 @@ def _disable_tracking_without_store() -> None:
     if os.environ.get(NAMESPACE_ENV) and not os.environ.get("MLFLOW_TRACKING_URI") and not tracking_is_off():
         os.environ[SWITCH_ENV] = "off"
         warn(
-            f"this pod has no MLFLOW_TRACKING_URI (secret {MLFLOW_SECRET}), so tracking is off; publish-index then fails "
+            f"this pod has no MLFLOW_TRACKING_URI (secret {MLFLOW_SECRET}), so tracking is off; publish-index fails "
             "unless index.model is empty"
         )

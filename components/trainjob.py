@@ -249,7 +249,7 @@ def _wait(api: Any, namespace: str, name: str, stage: str) -> None:
             failures += 1
             if failures >= MAX_FAILED_REQUESTS or getattr(error, "status", None) == 404:
                 raise RamenError(
-                    f"{stage}: the state of job {name} cannot be read ({getattr(error, 'reason', error)}); a retry of the "
+                    f"{stage}: cannot read the state of job {name} ({getattr(error, 'reason', error)}); a retry of the "
                     "step waits for the same job"
                 ) from None
             time.sleep(POLL_SECONDS)

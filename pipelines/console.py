@@ -39,7 +39,7 @@ class Console(io.TextIOBase):
         self.order = list(STAGES)
         self.stage: str | None = None
         self.started = 0.0
-        self.errors: list[str] = []
+        self.stage_errors: list[str] = []
         self.last_lines: list[str] = []
         self.cached: list[str] = []
         self.stopped = False
@@ -74,7 +74,7 @@ class Console(io.TextIOBase):
         elif self._streaming and line.strip().startswith(
             ERROR
         ):  # `failure` returns it; the caller prints it at the end
-            self.errors.append(line.strip().removeprefix(ERROR))
+            self.stage_errors.append(line.strip().removeprefix(ERROR))
         elif self._streaming and line.strip() and not _EXECUTOR.match(line):
             self.last_lines = [*self.last_lines[-2:], line.strip()]
             if not self.stopped:
@@ -96,19 +96,19 @@ class Console(io.TextIOBase):
         elif message.startswith("Executing task"):
             if self.stopped:  # requested between two stages
                 raise KeyboardInterrupt
-            self.stage, self.started, self.errors, self.last_lines = stage, self.clock(), [], []
+            self.stage, self.started, self.stage_errors, self.last_lines = stage, self.clock(), [], []
             self._print(f"{self._number(stage)} {stage}")
         elif "finished with status SUCCESS" in message and stage == self.stage:
             self._print(f"{self._number(stage)} {stage}: done in {self.clock() - self.started:.1f} s")
 
     def stop(self) -> None:
         """Print that the run is stopping; lines of the stage after this appear in `failure` only."""
-        self.stopped, self.errors, self.last_lines = True, [], []
+        self.stopped, self.stage_errors, self.last_lines = True, [], []
         self._print("stopping")
 
     def failure(self) -> str:
         """Return the failed stage's error lines, or else its last lines; without error lines, "" after a stop."""
-        lines = self.errors or ([] if self.stopped else self.last_lines)
+        lines = self.stage_errors or ([] if self.stopped else self.last_lines)
         return "\n".join(f"{self.stage}: {line}" for line in lines)
 
     def _number(self, stage: str) -> str:

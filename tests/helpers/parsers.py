@@ -1,11 +1,11 @@
-"""Every parser of files and values that users give, as a function of bytes: for property tests and for `make fuzz`.
+"""Every parser of user files and values, as a function of bytes: for property tests and `make fuzz`.
 
-Whatever the bytes are, a parser returns or raises a RamenError whose lines any terminal can show. `make fuzz` runs
+For any bytes, a parser must return, or raise a RamenError with printable lines. `make fuzz` runs
 
     python tests/helpers/parsers.py [--seconds N] [--findings DIR] [TARGET ...]
 
-which lets atheris (libFuzzer with coverage of Python code) search for bytes that break this. What it finds lies under
-DIR/TARGET; make it a case of the tests.
+which lets atheris (libFuzzer with coverage of Python code) search for bytes that violate this. It writes findings to
+DIR/TARGET; add them to the tests.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 MEMORY_MB = 2048
-"""A target that takes more ends the search."""
+"""Memory limit; the search ends when a target exceeds it."""
 SECONDS_PER_INPUT = 10
 
 
 def accept(parse: Callable[[Path, bytes], object], folder: Path, data: bytes) -> None:
-    """Parse some bytes; anything but success or a RamenError of printable lines is raised."""
+    """Parse bytes; raise any error other than a RamenError with printable lines."""
     from ramen.errors import RamenError, printable
 
     try:
@@ -77,7 +77,7 @@ def packed_matrix(folder: Path, data: bytes) -> object:
 
 
 def archive_of_arrays(folder: Path, data: bytes) -> object:
-    """An archive whose arrays are given, since few random bytes are an archive: five arrays, cut at 0xffff."""
+    """A matrix archive with five given arrays, separated by 0xffff: random bytes are rarely a valid archive."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, part in zip(("format", "shape", "indices", "indptr", "data"), data.split(b"\xff\xff"), strict=False):
@@ -108,7 +108,7 @@ def pairs(folder: Path, data: bytes) -> object:
 
 
 def documents(folder: Path, data: bytes) -> object:
-    """A folder of the source `xc` whose texts, in JSON, are all these bytes."""
+    """A folder of the source `xc` with these bytes as each JSON file of texts."""
     from ramen.data.sources.xc import read
 
     for name in ("trn.json", "tst.json", "lbl.json"):
@@ -120,7 +120,7 @@ def documents(folder: Path, data: bytes) -> object:
 
 
 def raw_texts(folder: Path, data: bytes) -> object:
-    """A folder of the source `xc` whose raw texts and groups are all these bytes."""
+    """A folder of the source `xc` with these bytes as each file of raw texts and groups."""
     from ramen.data.sources.xc import read
 
     (folder / "raw_data").mkdir(exist_ok=True)
@@ -168,11 +168,11 @@ SEEDS: dict[str, list[bytes]] = {
     ],
 }
 TARGETS: dict[str, Callable[[Path, bytes], object]] = {name: globals()[name] for name in SEEDS}
-"""Name -> a parser of bytes, which may write files under the folder."""
+"""Name -> function that parses bytes, and may write files to the folder."""
 
 
 def write_seeds(name: str, folder: Path) -> None:
-    """Write valid inputs of a target, from which the search starts."""
+    """Write valid inputs of a target, as the start of the search."""
     import numpy as np
     import scipy.sparse as sp
 
@@ -188,7 +188,7 @@ def write_seeds(name: str, folder: Path) -> None:
 
 
 def _search(name: str, arguments: list[str]) -> None:
-    """Search with atheris in this process; libFuzzer ends it."""
+    """Search with atheris in this process; libFuzzer exits the process."""
     import atheris
 
     with atheris.instrument_imports(include=["ramen", "yaml"]):
@@ -199,31 +199,31 @@ def _search(name: str, arguments: list[str]) -> None:
 
 
 def main() -> int:
-    """Search each target in a process for some seconds; 1 if one was broken."""
+    """Search each target in its own process for some seconds; return 1 if a target failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=30, help="per target")
+    parser.add_argument("--seconds", type=int, default=30, help="seconds per target")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), metavar="DIR")
     parser.add_argument("--search", metavar="TARGET", help=argparse.SUPPRESS)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; default all")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(TARGETS)}; default: all")
     given, rest = parser.parse_known_args()
     if given.search:
         _search(given.search, rest)
     broken = []
     for name in given.targets or TARGETS:
-        place = given.findings / name
-        place.mkdir(parents=True, exist_ok=True)
+        findings = given.findings / name
+        findings.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as corpus:
             write_seeds(name, Path(corpus))
             limits = [
                 f"-max_total_time={given.seconds}", f"-rss_limit_mb={MEMORY_MB}", f"-timeout={SECONDS_PER_INPUT}",
-                "-max_len=4096", "-verbosity=0", f"-artifact_prefix={place}/",
+                "-max_len=4096", "-verbosity=0", f"-artifact_prefix={findings}/",
             ]  # fmt: skip
             command = [sys.executable, __file__, "--search", name, *limits, corpus]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
             if done.returncode:
                 broken.append(name)
                 print(done.stderr[-4000:], file=sys.stderr)
-        print(f"{name}: {'BROKEN, see ' + str(place) if name in broken else 'held'}", flush=True)
+        print(f"{name}: {'FAILED, see ' + str(findings) if name in broken else 'passed'}", flush=True)
     return bool(broken)
 
 
