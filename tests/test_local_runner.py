@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_pipeline import SMALL
 
 from pipelines.console import Console
 from pipelines.local import _link, run_local
@@ -18,15 +19,9 @@ from ramen.errors import DataError, Interrupted, RamenError
 from ramen.stages import STAGES
 from ramen.tracking import start_pipeline_run
 
-SMALL = (
-    "walk.hops=20", "encoder.name=tiny", "encoder.precision=fp32", "encoder.max_length=16", "training.batch_size=16",
-    "training.epochs=2", "training.warmup_epochs=1", "training.threads=1", "training.validation_fraction=0.1",
-    "pruning.every=1", "index.kind=flat",
-)  # fmt: skip
-
 
 def make_config(folder: Path, *more: str) -> Config:
-    return resolve(preset="demo", sets=["data.source=xc", f"data.path={folder}", *SMALL, *more])
+    return resolve(preset="demo", sets=[f"data.path={folder}", *SMALL, *more])
 
 
 def computed_stages(text: str) -> list[str]:

@@ -8,16 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_pipeline import SMALL
 
 from components import load_component
 from ramen.config import resolve
 from ramen.stages import STAGES
-
-SMALL = (
-    "data.source=xc", "walk.hops=20", "encoder.name=tiny", "encoder.precision=fp32", "encoder.max_length=16",
-    "training.batch_size=16", "training.epochs=2", "training.warmup_epochs=1", "training.threads=1",
-    "training.validation_fraction=0.1", "pruning.every=1", "index.kind=flat", "index.model=",
-)  # fmt: skip
 
 
 @dataclass
@@ -38,7 +33,7 @@ Call = Callable[..., dict[str, FakeArtifact]]
 def call(stage: str, folder: Path, data_path: str) -> dict[str, FakeArtifact]:
     """Call a component as a plain function on artifacts under `folder`."""
     record = STAGES[stage]
-    sections = resolve(preset="demo", sets=[*SMALL, f"data.path={data_path}"]).sections(record.sections)
+    sections = resolve(preset="demo", sets=[*SMALL, "index.model=", f"data.path={data_path}"]).sections(record.sections)
     reports = {"report"} if stage in ("ingest", "evaluate") else set()
     names = {*record.reads, *record.writes, *reports}
     artifacts = {name: FakeArtifact(str(folder / name)) for name in names}
@@ -87,7 +82,9 @@ def run_locally(chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def run(stage: str) -> dict[str, Path]:
         record = STAGES[stage]
         component = load_component(record)
-        sections = resolve(preset="demo", sets=[*SMALL, f"data.path={chain.source}"]).sections(record.sections)
+        sections = resolve(preset="demo", sets=[*SMALL, "index.model=", f"data.path={chain.source}"]).sections(
+            record.sections
+        )
         kinds = {name: value.type for name, value in (component.component_spec.inputs or {}).items()}
 
         @dsl.pipeline(name="single")  # type: ignore[untyped-decorator]

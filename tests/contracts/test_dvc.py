@@ -12,27 +12,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_pipeline import SMALL
 
 from ramen.config import SECTIONS, parse, resolve, to_yaml
 from ramen.stages import PACKAGE, STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 DVC_YAML = ROOT / "dvc.yaml"
-SMALL = (
-    "data.source=xc",
-    "data.path=raw",
-    "walk.hops=20",
-    "encoder.name=tiny",
-    "encoder.max_length=16",
-    "training.batch_size=16",
-    "training.epochs=2",
-    "training.warmup_epochs=1",
-    "training.threads=1",
-    "pruning.every=1",
-    "scoring.retrieve=100",
-    "index.kind=flat",
-    "index.model=",
-)
 
 
 def test_dvc_yaml_has_the_stages_of_the_table() -> None:
@@ -80,7 +66,9 @@ def project(tmp_path: Path, xc_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def write_params(folder: Path, *more: str) -> None:
-    (folder / "params.yaml").write_text(to_yaml(resolve(preset="demo", sets=[*SMALL, *more])))
+    (folder / "params.yaml").write_text(
+        to_yaml(resolve(preset="demo", sets=["data.path=raw", "scoring.retrieve=100", "index.model=", *SMALL, *more]))
+    )
 
 
 def dvc(folder: Path, *arguments: str) -> str:

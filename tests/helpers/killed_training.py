@@ -46,7 +46,7 @@ def main() -> None:
     rng = random.Random(int(seed))
     torch.set_num_threads(1)  # a fork would lose a pool of threads
     load_encoder("tiny", EncoderConfig(name="tiny")).encode(["warm"])
-    log = Path(out) / "said.txt"
+    log = Path(out) / "log.txt"
     last_lines: list[str] = []
     for number in range(200):
         child = os.fork()
