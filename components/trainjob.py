@@ -77,7 +77,7 @@ def run_job(
 
     Raises:
         RamenError: the job failed, the cluster has no Trainer, or the account may not create jobs.
-        Interrupted: SIGTERM or Ctrl-C; the job was deleted after its pods wrote a checkpoint.
+        Interrupted: SIGTERM or Ctrl-C; the job was deleted, upon which its pods write a checkpoint.
     """
     api = api or _load_api()
     namespace = os.environ.get(NAMESPACE_ENV) or (ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
