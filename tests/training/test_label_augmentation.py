@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from on_disk import graph_of
 
 from ramen.graph.metadata import Graph
-from ramen.training.label_augmentation import HUB_EDGES, MAX_NEW_LABELS, augmented
+from ramen.training.label_augmentation import HUB_EDGES, MAX_NEW_LABELS, augment_labels
 
 
 def anchors(train: np.ndarray, labels: np.ndarray) -> dict[str, Graph]:
