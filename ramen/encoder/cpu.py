@@ -1,6 +1,6 @@
 """What makes a transformer train quickly on a CPU: attention, linear layers and dropout of our own.
 
-Measured on MiniLM in bf16 with AMX (docs/experiments.md): plain attention copies queries, keys and values again in its
+Measured on MiniLM in bf16 with AMX (docs/lab/experiments.md): plain attention copies queries, keys and values again in its
 backward pass and has passes of their own for scale and mask; the product for a weight's gradient is a third slower in
 one of two orientations; and torch's dropout draws one number at a time on one core, as long as the rest of a step.
 """

@@ -1,4 +1,4 @@
-"""R-ICLR's theorem on graph convolutions and regularised encoders, numerically (docs/theorem.md).
+"""R-ICLR's theorem on graph convolutions and regularised encoders, numerically (docs/lab/theorem.md).
 
 A layer phi(A X W) of a graph convolution over an adjacency matrix A equals H(X) = phi(Â X W) for the matrix Â that the
 encoder F implies, â_ij = (1 + F(x_i).F(x_j)) / 2. Over another A the two differ, in Frobenius norm and divided by
