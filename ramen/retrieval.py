@@ -90,7 +90,9 @@ class ExactSearch:
         scores = np.full((len(documents), k), -np.inf, np.float32)
         for start in range(0, len(documents) if depth else 0, chunk):
             block = slice(start, start + chunk)
-            indices[block, :depth], scores[block, :depth] = _search_block(self._find_block, documents[block], labels, depth)
+            indices[block, :depth], scores[block, :depth] = _search_block(
+                self._find_block, documents[block], labels, depth
+            )
         return (indices if self._label_ids is None else self._label_ids[indices]), scores
 
     def _find_block(self, x: Vectors, n: int) -> tuple[Vectors, NDArray[np.int64]]:

@@ -84,9 +84,7 @@ def build_set(
         clean = without_hubs
     if settings.volume < 1:  # after the hubs, which depend on all edges: a smaller volume then keeps a subset of edges
         clean = {
-            side: sample_edges(
-                clean[side], settings.volume, keyed_rng(settings.seed, f"volume/{name}/{side.key}")
-            )
+            side: sample_edges(clean[side], settings.volume, keyed_rng(settings.seed, f"volume/{name}/{side.key}"))
             for side in Side
         }
     counts |= {f"{side.key}/clean": int(clean[side].nnz) for side in Side}

@@ -92,8 +92,10 @@ class Graph:
         arrays = read_arrays(path, ("indptr", "indices", "weight", "original", "shape"))
         shape = edges_of(path, arrays, "weight")
         if arrays["original"].dtype != bool or arrays["original"].shape != arrays["indices"].shape:
-            raise ArtifactError(f"{path}: original is {arrays['original'].dtype} of shape {arrays['original'].shape}, "
-                f"expected {len(arrays['indices']):,} booleans; {RERUN}")
+            raise ArtifactError(
+                f"{path}: original is {arrays['original'].dtype} of shape {arrays['original'].shape}, "
+                f"expected {len(arrays['indices']):,} booleans; {RERUN}"
+            )
         if (arrays["weight"] <= 0).any():
             raise ArtifactError(f"{path}: a weight is not positive; {RERUN}")
         return cls(arrays["indptr"], arrays["indices"], arrays["weight"], arrays["original"], shape)

@@ -42,7 +42,7 @@ class Triplet:
         Args:
             scores_BN: float [B, N] cosines.
             positive_B: int64 [B], column of each row's sampled positive.
-            mask_BN: bool [B, N], true where a candidate is a positive or ignored; the sampled positive is always masked.
+            mask_BN: bool [B, N], true for positives and ignored candidates; the sampled positive is always masked.
 
         Returns:
             float32 scalar; 0 (connected to the graph) if there is no row or no negative.
@@ -64,6 +64,6 @@ class Triplet:
         if 0 < self.hardest < hard_BK.shape[1]:
             hard_BK = hard_BK.topk(self.hardest, dim=1).values
         hinge_BK = (hard_BK - positive_B1 + self.margin).clamp_min(0.0)
-        # only violating negatives get weight; in a row without violations all hinges are 0, so the weights do not matter
+        # only violating negatives get weight; without violations all hinges are 0 and the weights do not matter
         weight_BK = torch.softmax(hard_BK.masked_fill(hinge_BK == 0, _EXCLUDED) / self.temperature, dim=1)
         return (weight_BK * hinge_BK).sum(1).mean()
