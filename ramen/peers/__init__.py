@@ -19,8 +19,8 @@ from ramen import config
 from ramen.data.dataset import Dataset
 
 Rank = Callable[[], tuple[NDArray[np.int64], NDArray[np.float32]]]
-"""Ranks the test documents without filters: label ids int64 [N', retrieve], best first, padded with L; scores float32 of
-the same shape, padded with -inf."""
+"""Ranks the test documents without filters: label ids int64 [N', retrieve], best first, padded with L; scores
+float32 of the same shape, padded with -inf."""
 
 
 @dataclass(frozen=True)
