@@ -323,15 +323,14 @@ def test_volume_samples_differ_between_sets_and_sides_of_equal_shape() -> None:
     edges = sp.csr_matrix(np.ones((40, 10), np.float32))
     known = {"documents": make_texts("d", 40), "labels": make_texts("l", 40), "test": make_texts("t", 1),
              "y_train": sp.csr_matrix((40, 40))}  # fmt: skip
+    anchors, settings = AnchorSet(make_texts("a", 10), edges, edges), WalkConfig(volume=0.5, hub_cap=0)
     kept = [
         {*zip(*graph.csr().nonzero(), strict=True)}
         for name in ("one", "two")
-        for graph in build_set(AnchorSet(make_texts("a", 10), edges, edges), WalkConfig(volume=0.5, hub_cap=0), name=name,
-                               **known).graphs.values()
-    ]  # fmt: skip
-    assert all(
-        70 < len(a & b) < 130 for i, a in enumerate(kept) for b in kept[:i]
-    )  # of 200 edges each; 100 expected by chance
+        for graph in build_set(anchors, settings, name=name, **known).graphs.values()
+    ]
+    overlaps = [len(a & b) for i, a in enumerate(kept) for b in kept[:i]]
+    assert all(70 < overlap < 130 for overlap in overlaps), "of 200 edges each; 100 expected by chance"
 
 
 def test_side_names() -> None:
