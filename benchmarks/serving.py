@@ -228,9 +228,9 @@ def main() -> None:
         f"{'':>12} {'ramen req/s':>12} {'p50 ms':>8} {'p99 ms':>8} {'peer req/s':>12} {'p50 ms':>8} {'p99 ms':>8} ratio"
     )
     for cell in results["ramen"]:
-        ours, peer = results["ramen"][cell], results["peer"][cell]
-        row = " ".join(f"{one['rate']:>12.1f} {one['p50']:>8.1f} {one['p99']:>8.1f}" for one in (ours, peer))
-        print(f"{cell:>12} {row} {ours['rate'] / peer['rate']:>5.2f}")
+        ramen, peer = results["ramen"][cell], results["peer"][cell]
+        row = " ".join(f"{one['rate']:>12.1f} {one['p50']:>8.1f} {one['p99']:>8.1f}" for one in (ramen, peer))
+        print(f"{cell:>12} {row} {ramen['rate'] / peer['rate']:>5.2f}")
 
 
 if __name__ == "__main__":

@@ -65,15 +65,15 @@ def false_negative_anchors(items: Texts, partners: Texts, pairs: sp.csr_matrix, 
     return sp.csr_matrix(anchors_of(items, anchors) + pairs @ anchors_of(partners, anchors))
 
 
-def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], own: sp.csr_matrix) -> sp.csr_matrix:
+def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], self_anchors: sp.csr_matrix) -> sp.csr_matrix:
     """Remove the edges to marked anchors, and the edges of a row to itself.
 
     Args:
         matrix: CSR rows x M.
         anchors: bool [M], true for an anchor to remove.
-        own: CSR rows x M from `anchors_of`, the anchors that are the row itself.
+        self_anchors: CSR rows x M from `anchors_of`, the anchors that are the row itself.
     """
-    return _select(matrix, ~anchors[matrix.indices] & ~contained_edges(matrix, own) & (matrix.data != 0))
+    return _select(matrix, ~anchors[matrix.indices] & ~contained_edges(matrix, self_anchors) & (matrix.data != 0))
 
 
 def remove_pairs(matrix: sp.csr_matrix, y: sp.csr_matrix, label_anchors: sp.csr_matrix) -> sp.csr_matrix:

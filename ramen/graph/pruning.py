@@ -18,14 +18,14 @@ class IndexedVectors:
 
     Attributes:
         vectors: float32 [n, D], one row per distinct text.
-        place: int64 [items], the row of each item.
+        rows: int64 [items], row of each item in `vectors`.
     """
 
     vectors: NDArray[np.float32]
-    place: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
     def __getitem__(self, items: NDArray[Any]) -> NDArray[np.float32]:
-        return np.asarray(self.vectors[self.place[items]])
+        return np.asarray(self.vectors[self.rows[items]])
 
 
 Vectors = NDArray[np.float32] | IndexedVectors

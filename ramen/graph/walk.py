@@ -206,14 +206,14 @@ def _enrich(ptr, anchors, w_ptr, w_anchors, w_shares, own_ptr, own_anchors, max_
 
 
 def enrich(
-    matrix: sp.csr_matrix, shares: sp.csr_matrix, own: sp.csr_matrix, max_new: int, threads: int = 0
+    matrix: sp.csr_matrix, shares: sp.csr_matrix, self_anchors: sp.csr_matrix, max_new: int, threads: int = 0
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Find the strongest anchors that a row does not have yet: top `max_new` of (row-normalised E) R.
 
     Args:
         matrix: E, CSR rows x M, cleaned edges.
         shares: R from `walk`, CSR M x M.
-        own: CSR rows x M, anchors that are the row itself; they are never added.
+        self_anchors: CSR rows x M, anchors that are the row itself; they are never added.
         max_new: maximum number of new anchors per row.
 
     Returns:
@@ -223,7 +223,7 @@ def enrich(
         anchors, strength = _enrich(
             matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), shares.indptr.astype(np.int64),
             shares.indices.astype(np.int32), shares.data.astype(np.float32),
-            own.indptr.astype(np.int64), own.indices.astype(np.int32), max_new,
+            self_anchors.indptr.astype(np.int64), self_anchors.indices.astype(np.int32), max_new,
             min(max(matrix.shape[0], 1), active * BLOCKS_PER_THREAD),
         )  # fmt: skip
     return anchors, strength.astype(np.float32)

@@ -22,28 +22,28 @@ TEXTS = ["numpy: fast arrays", "", "a", "web server with TLS and HTTP/2 support 
 def test_saved_encoder_gives_same_vectors_in_sentence_transformers(name: str, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    ours = load_encoder(name, EncoderConfig(name=name, precision="fp32"))
-    ours.save(tmp_path / "model")
+    encoder = load_encoder(name, EncoderConfig(name=name, precision="fp32"))
+    encoder.save(tmp_path / "model")
     reference = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert reference.max_seq_length == 32
-    np.testing.assert_allclose(ours.encode(TEXTS), reference.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(encoder.encode(TEXTS), reference.encode(TEXTS), atol=1e-5)
 
 
 def test_saved_encoder_gives_same_vectors_in_transformers_and_ramen(tmp_path: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
-    ours = load_encoder("tiny", EncoderConfig(precision="fp32", max_length=16))
-    ours.save(tmp_path)
+    encoder = load_encoder("tiny", EncoderConfig(precision="fp32", max_length=16))
+    encoder.save(tmp_path)
     loaded = load_encoder(tmp_path, EncoderConfig(precision="fp32", max_length=64))
     assert loaded.settings.max_length == 16, "a saved encoder keeps its max_length"
-    np.testing.assert_array_equal(ours.encode(TEXTS), loaded.encode(TEXTS))
+    np.testing.assert_array_equal(encoder.encode(TEXTS), loaded.encode(TEXTS))
     model, tokenizer = AutoModel.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
     tokens = tokenizer(TEXTS, padding=True, truncation=True, max_length=16, return_tensors="pt")
     with torch.inference_mode():
         hidden = model(**tokens).last_hidden_state
     weight = tokens["attention_mask"].unsqueeze(-1)
     mean = (hidden * weight).sum(1) / weight.sum(1)
-    np.testing.assert_allclose(ours.encode(TEXTS), torch.nn.functional.normalize(mean, dim=1).numpy(), atol=1e-5)
+    np.testing.assert_allclose(encoder.encode(TEXTS), torch.nn.functional.normalize(mean, dim=1).numpy(), atol=1e-5)
 
 
 def test_vectors_have_unit_norm_and_input_order_for_any_chunk_size() -> None:

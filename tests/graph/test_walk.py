@@ -93,8 +93,8 @@ def test_enrich_adds_strongest_missing_anchors() -> None:
         walk(make_random_graph(80, 40, 1), hops=400, restart=0.8, top_k=10, degree_cap=500, seed=0),
     )
     own_anchor = int(((matrix[7] @ shares).toarray()[0] * (matrix[7].toarray()[0] == 0)).argmax())
-    own = sp.csr_matrix(([1.0], ([7], [own_anchor])), shape=matrix.shape)
-    anchors, weights = enrich(matrix, shares, own, 4)
+    self_anchors = sp.csr_matrix(([1.0], ([7], [own_anchor])), shape=matrix.shape)
+    anchors, weights = enrich(matrix, shares, self_anchors, 4)
     reach = (sp.diags(1 / np.maximum(np.asarray(matrix.sum(1)).ravel(), 1)) @ matrix @ shares).toarray()
     reach[matrix.toarray() > 0] = 0
     reach[7, own_anchor] = 0
