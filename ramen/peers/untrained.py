@@ -1,4 +1,4 @@
-"""The configured encoder before training: cosine of document and label text."""
+"""The configured encoder before training: cosine between document text and label text."""
 
 from __future__ import annotations
 
