@@ -14,7 +14,6 @@ Letters: V documents asked, L labels, M anchors of a set, D width.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from ramen.evaluation import uncertainty
 from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, document_weights, inverse_propensity
 from ramen.evaluation.uncertainty import Gain, PerDocument
 from ramen.graph.cleaning import anchors_among, remove_edges
-from ramen.graph.metadata import Graph, inverse_sqrt_degree, neighbour_means, read_graphs
+from ramen.graph.metadata import Graphs, Side, inverse_sqrt_degree, neighbour_means, read_graphs
 from ramen.retrieval import search
 from ramen.sampling import keyed_rng
 from ramen.training.heldout import split_held_out
@@ -146,7 +145,7 @@ def probe(
         anchors = problem.anchor_sets[name].texts
         log.info("%s: encoding its anchors", name)
         hidden = anchors_among(asked.texts, anchors)
-        of_labels = _without(sides["labels"].csr(), hidden)
+        of_labels = _without(sides[Side.LABEL].csr(), hidden)
         of_documents = _without(asked.edges[name], hidden)
         weights = inverse_sqrt_degree(sides)
         used = np.union1d(of_labels.indices, of_documents.indices)
@@ -177,23 +176,23 @@ def _trained_with(model: Artifact, dataset: Artifact) -> TrainingConfig:
     return TrainingConfig.model_validate(model.manifest["sections"]["training"])
 
 
-def _held_out(problem: Dataset, graphs: Mapping[str, Mapping[str, Graph]], rows: NDArray[np.int64]) -> ProbeSettings:
+def _held_out(problem: Dataset, graphs: Graphs, rows: NDArray[np.int64]) -> ProbeSettings:
     """The documents that training holds out."""
     return ProbeSettings(
         problem.train.at(rows),
         problem.y_train[rows],
         heldout_filter(problem, rows)[rows],
-        {name: sides["train"].csr()[rows] for name, sides in graphs.items()},
+        {name: sides[Side.DOCUMENT].csr()[rows] for name, sides in graphs.items()},
         None if problem.groups is None else problem.groups[rows],
     )
 
 
-def _test(path: Path, problem: Dataset, graphs: Mapping[str, Mapping[str, Graph]]) -> ProbeSettings:
+def _test(path: Path, problem: Dataset, graphs: Graphs) -> ProbeSettings:
     """The test documents; of their raw edges those to anchors that the graph kept."""
     edges = {}
     for name, sides in graphs.items():
         kept = np.concatenate([graph.indices for graph in sides.values()])
-        count = sides["train"].shape[1]
+        count = sides[Side.DOCUMENT].shape[1]
         raw = read_test_edges(path, name)
         if raw is None:
             log.warning("%s: the dataset has no edges of test documents, so theirs count as 0", name)

@@ -19,7 +19,7 @@ from ramen.graph.metadata import Graph, Side, degree
 from ramen.graph.walk import enrich, walk
 from ramen.sampling import keyed_rng
 
-Edges = dict[str, sp.csr_matrix]
+Edges = dict[Side, sp.csr_matrix]
 """`Side` -> CSR rows x M."""
 
 
@@ -28,11 +28,11 @@ class BuiltGraphs:
     """The graphs of an anchor set.
 
     Attributes:
-        graphs: `Side.key` -> graph.
+        graphs: `Side` -> graph.
         counts: edges of each side before cleaning, after it and after the walk; anchors and edges removed.
     """
 
-    graphs: dict[str, Graph]
+    graphs: dict[Side, Graph]
     counts: dict[str, int]
 
 
@@ -66,7 +66,7 @@ def build_set(
         Side.LABEL: anchors_of(labels, anchors.texts),
     }
     label_anchors = self_anchors[Side.LABEL]
-    counts = {f"{side.key}/raw": int(raw[side].nnz) for side in Side}
+    counts = {f"{side}/raw": int(raw[side].nnz) for side in Side}
     removed = anchors_among(test, anchors.texts)
     counts["test_anchors"] = int(removed.sum())
     if len(unseen):  # an edge to an unseen label is often the hidden pair itself
@@ -84,19 +84,19 @@ def build_set(
         clean = without_hubs
     if settings.volume < 1:  # after the hubs, which depend on all edges: a smaller volume then keeps a subset of edges
         clean = {
-            side: sample_edges(clean[side], settings.volume, keyed_rng(settings.seed, f"volume/{name}/{side.key}"))
+            side: sample_edges(clean[side], settings.volume, keyed_rng(settings.seed, f"volume/{name}/{side}"))
             for side in Side
         }
-    counts |= {f"{side.key}/clean": int(clean[side].nnz) for side in Side}
+    counts |= {f"{side}/clean": int(clean[side].nnz) for side in Side}
     graphs = _walk_sides(clean, self_anchors, settings)
     if settings.drop_label_anchors:  # the walk can add the dropped edges again
         graph = graphs[Side.DOCUMENT]
         graphs[Side.DOCUMENT] = graph.select(~contained_edges(graph.csr(), y_train @ label_anchors))
-    counts |= {f"{side.key}/walked": graphs[side].num_edges for side in Side}
-    return BuiltGraphs({side.key: graphs[side] for side in Side}, counts)
+    counts |= {f"{side}/walked": graphs[side].num_edges for side in Side}
+    return BuiltGraphs(graphs, counts)
 
 
-def _walk_sides(clean: Edges, self_anchors: Edges, settings: WalkConfig) -> dict[str, Graph]:
+def _walk_sides(clean: Edges, self_anchors: Edges, settings: WalkConfig) -> dict[Side, Graph]:
     """Add the walk's edges to both sides: `Side` -> graph."""
     if not settings.hops or not settings.max_new:
         no_edges = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,20 +18,23 @@ from ramen.errors import ArtifactError
 
 
 class Side(StrEnum):
-    """The two sides of an anchor set: training documents (graph G_XA) and labels (graph G_ZA)."""
+    """The two sides of an anchor set: training documents (graph G_XA) and labels (graph G_ZA).
 
-    DOCUMENT = "document"
-    LABEL = "label"
+    The value is the side's name in file names, counts and random streams.
+    """
 
-    @property
-    def key(self) -> str:
-        """Name in file names, containers, counts and random streams: "train" or "labels"."""
-        return "train" if self is Side.DOCUMENT else "labels"
+    DOCUMENT = "train"
+    LABEL = "labels"
 
     @property
-    def role(self) -> str:
+    def item(self) -> Literal["document", "label"]:
+        """An item of the side, as in the name of a regulariser: "document" or "label"."""
+        return "document" if self is Side.DOCUMENT else "label"
+
+    @property
+    def role(self) -> Literal["documents", "labels"]:
         """Role of the side's texts in a `TextTable`: "documents" or "labels"."""
-        return f"{self.value}s"
+        return "documents" if self is Side.DOCUMENT else "labels"
 
 
 @dataclass(frozen=True)
@@ -115,45 +119,45 @@ def neighbour_means(edges: sp.csr_matrix, vectors: NDArray[np.float32], prior: f
     return np.asarray((edges @ vectors) / np.maximum(np.asarray(edges.sum(1)) + prior, 1e-12), np.float32)
 
 
-def degree(sides: Mapping[str, Graph | sp.csr_matrix]) -> NDArray[np.int64]:
+def degree(sides: Mapping[Side, Graph | sp.csr_matrix]) -> NDArray[np.int64]:
     """Return the edges per anchor over both sides, int64 [M]."""
     per_side = np.array([np.bincount(side.indices, minlength=side.shape[1]) for side in sides.values()], np.int64)
     return np.asarray(per_side.sum(0), np.int64)
 
 
-def drawing_weights(sides: Mapping[str, Graph], sampling: Sampling) -> NDArray[np.float64] | None:
+def drawing_weights(sides: Mapping[Side, Graph], sampling: Sampling) -> NDArray[np.float64] | None:
     """Return the sampling weights of a set's anchors: float64 [M], None for uniform."""
     return None if sampling == "uniform" else inverse_sqrt_degree(sides)
 
 
-def inverse_sqrt_degree(sides: Mapping[str, Graph]) -> NDArray[np.float64]:
+def inverse_sqrt_degree(sides: Mapping[Side, Graph]) -> NDArray[np.float64]:
     """Return 1 / sqrt(degree over both sides) of each anchor, float64 [M]: anchors that many rows share say little."""
     return np.asarray(1.0 / np.sqrt(np.maximum(degree(sides), 1)), np.float64)
 
 
-Graphs = Mapping[str, Mapping[str, Graph]]
-"""Anchor set -> `Side.key` -> graph."""
+Graphs = Mapping[str, Mapping[Side, Graph]]
+"""Anchor set -> side -> graph."""
 
 
 def write_graphs(path: Path, graphs: Graphs) -> None:
     """Write `<set>/{train,labels}.npz` below `path`, a draft of the artifact `graph` or `pruned_graph`."""
     for name, sides in graphs.items():
         for side in Side:
-            sides[side.key].write(path / name / f"{side.key}.npz")
+            sides[side].write(path / name / f"{side}.npz")
 
 
-def read_graphs(path: Path) -> dict[str, dict[str, Graph]]:
+def read_graphs(path: Path) -> dict[str, dict[Side, Graph]]:
     """Read all graphs below `path`, anchor sets in alphabetical order; folders that ramen did not write are ignored.
 
     Raises:
         ArtifactError: a graph is missing or damaged, or the sides of a set have different numbers of anchors.
     """
-    files = {f"{side.key}.npz" for side in Side}
+    files = {f"{side}.npz" for side in Side}
     parts = [name.split("/") for name in listed_files(path)]
     names = sorted({name for name, *file in parts if len(file) == 1 and file[0] in files})
-    graphs = {name: {side.key: Graph.read(path / name / f"{side.key}.npz") for side in Side} for name in names}
+    graphs = {name: {side: Graph.read(path / name / f"{side}.npz") for side in Side} for name in names}
     for name, sides in graphs.items():
-        documents, labels = (sides[side.key].shape[1] for side in Side)
+        documents, labels = (sides[side].shape[1] for side in Side)
         if documents != labels:
             raise ArtifactError(
                 f"{path / name}: train.npz has {documents:,} anchors, labels.npz {labels:,}; expected equal numbers; "

@@ -9,7 +9,7 @@ from ramen.config import WalkConfig
 from ramen.data.dataset import Dataset
 from ramen.errors import warn
 from ramen.graph.build import build_set
-from ramen.graph.metadata import Graph, write_graphs
+from ramen.graph.metadata import Graph, Side, write_graphs
 from ramen.tracking import Tracker
 
 HUBS_SHARE = 0.75
@@ -24,7 +24,7 @@ def build_graph(*, dataset: Artifact, graph: Draft, walk: WalkConfig, track: Tra
         anchors and edges that were removed.
     """
     problem = Dataset.read(dataset.path)
-    graphs: dict[str, dict[str, Graph]] = {}
+    graphs: dict[str, dict[Side, Graph]] = {}
     metrics: dict[str, float] = {}
     for name, anchors in problem.anchor_sets.items():
         built = build_set(

@@ -334,5 +334,5 @@ def test_volume_samples_differ_between_sets_and_sides_of_equal_shape() -> None:
 
 
 def test_side_names() -> None:
-    assert [side.key for side in Side] == ["train", "labels"]
+    assert [str(side) for side in Side] == ["train", "labels"]
     assert [side.role for side in Side] == ["documents", "labels"]
