@@ -32,7 +32,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "objective": {"label_context": "none", "anchor_sampling": "uniform", "lambda_label": START},
     "base": {"random_labels": 0.5},  # as when the figures in benchmarks/README.md were made
     "training": {"batch_size": 64, "lr": 2e-3, "lr_warmup_steps": 20, "validation_fraction": 0.25, "threads": 1},
-    "pruning": {"enabled": False},
+    "pruning": {"rule": "none"},
     "bandit": {"period": 2, "sigma": 0.2, "lr": 0.03},
 }
 ROWS: dict[str, dict[str, dict[str, Any]]] = {

@@ -18,6 +18,8 @@ Search = Callable[[Vectors, int], tuple[Vectors, NDArray[np.int64]]]
 
 GPU_MAX_K = 2048
 """FAISS on a GPU selects at most this many neighbours."""
+RETRIEVED = 200
+"""Labels retrieved per document before filtering, as in pyxclib."""
 BLOCK = 1 << 24
 """Scores held at a time (64 MB) where a document is compared with all labels in full."""
 

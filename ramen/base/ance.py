@@ -10,4 +10,4 @@ from ramen.base.mining import Mining
 
 
 class Ance(Mining):
-    """In-batch triplet with `base.mined` mined negatives per document."""
+    """In-batch triplet with `base.mining.negatives` mined negatives per document."""

@@ -21,6 +21,9 @@ from ramen.config import BaseConfig
 from ramen.objective.triplet import Triplet
 from ramen.sampling import Ints, keyed_rng
 
+OFFSET_HEADS = 1000
+"""Most frequent labels that have an offset of their own (Dahiya et al.)."""
+
 
 class Offsets(nn.Module):
     """A table of label offsets, and which row each label takes.
@@ -43,13 +46,13 @@ class Offsets(nn.Module):
 
 
 class Dexa(Ngame):
-    """NGAME with label offsets: one for about `base.labels_per_offset` labels, `base.offset_heads` have their own."""
+    """NGAME with label offsets: one for about `base.dexa.labels_per_offset` labels, `OFFSET_HEADS` have their own."""
 
     def __init__(self, problem: LabelProblem, settings: BaseConfig, triplet: Triplet) -> None:
         super().__init__(problem, settings, triplet)
         labels = problem.y.shape[1]
-        self.heads = min(settings.offset_heads, labels)
-        self.levels = halvings((labels - self.heads) / settings.labels_per_offset)
+        self.heads = min(OFFSET_HEADS, labels)
+        self.levels = halvings((labels - self.heads) / settings.dexa.labels_per_offset)
         self.offsets = Offsets(labels, (1 << self.levels) + self.heads, problem.dimension)
         self._mapped = False
 

@@ -12,10 +12,10 @@ from ramen.objective.softmax import decoupled_softmax
 class Dexml(Mining):
     """Cross-entropy of the sampled positive against labels that are not true; the other true ones leave the sum.
 
-    In-batch until `base.refresh_from`, then with negatives from a shortlist (`base.mined` per document), as in the
-    published hard-negative variant; `base.mined = 0` stays in-batch.
+    In-batch until `base.refresh_from`, then with negatives from a shortlist (`base.mining.negatives` per document), as
+    in the published hard-negative variant; `base.mining.negatives = 0` stays in-batch.
     """
 
     def loss(self, scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor) -> Tensor:
         positives_BL = torch.zeros_like(mask_BL).scatter(1, positive_B[:, None], True)
-        return decoupled_softmax(scores_BL, positives_BL, mask_BL, self.settings.temperature)
+        return decoupled_softmax(scores_BL, positives_BL, mask_BL, self.settings.dexml.temperature)

@@ -11,6 +11,8 @@ from ramen.base.protocol import BaseAlgorithm, Embed, LabelProblem, Vectors, eve
 from ramen.retrieval import ExactSearch
 from ramen.sampling import Ints, among
 
+SHORTLIST = 100
+"""Nearest negatives per document from which mined ones are sampled (DEXML)."""
 CELLS = 1 << 22
 """Labels found at a time, for all documents of a block (bounds memory)."""
 
@@ -77,13 +79,15 @@ class Mining(BaseAlgorithm):
     """int32 [N, S], -1 = none."""
 
     def refresh_due(self, epoch: int) -> bool:
-        return self.settings.mined > 0 and every(epoch, self.settings.refresh_from, self.settings.refresh_every)
+        settings = self.settings
+        return settings.mining.negatives > 0 and every(epoch, settings.refresh_from, settings.refresh_every)
 
     def refresh(self, epoch: int, embed: Embed) -> None:
-        self.shortlist = shortlists(self.problem, embed("documents"), embed("labels"), self.settings.shortlist)
+        self.shortlist = shortlists(self.problem, embed("documents"), embed("labels"), SHORTLIST)
 
     def negatives(self, documents: Ints, rng: np.random.Generator) -> Ints:
-        drawn = rng.random((len(documents), self.settings.mined))  # always, so that a refresh shifts no other draw
+        # drawn before the first refresh too, so that a refresh changes no other draw
+        drawn = rng.random((len(documents), self.settings.mining.negatives))
         if self.shortlist is None:
             return np.zeros(0, np.int64)
         chosen = drawn_from(self.shortlist[documents], drawn).ravel()

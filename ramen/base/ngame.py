@@ -27,9 +27,9 @@ class Ngame(BaseAlgorithm):
         return every(epoch, self.settings.refresh_from, self.settings.refresh_every)
 
     def cluster_size(self, epoch: int) -> int:
-        """Documents per cluster at an epoch: doubles from `base.cluster_size` up to the step's size."""
-        doublings = (epoch - self.settings.refresh_from) // self.settings.cluster_double_every
-        return min(self.settings.cluster_size << min(doublings, 32), self.problem.batch_size)
+        """Documents per cluster at an epoch: doubles from `base.clusters.size` up to the step's size."""
+        doublings = (epoch - self.settings.refresh_from) // self.settings.clusters.double_every
+        return min(self.settings.clusters.size << min(doublings, 32), self.problem.batch_size)
 
     def refresh(self, epoch: int, embed: Embed) -> None:
         vectors = embed("documents")[self.problem.documents]

@@ -432,9 +432,7 @@ class GuidanceConfig(Section):
         common=True,
     )
     anchor_sets: list[str] = knob([], "the oracle reads these anchor sets only; empty = all")
-    max_length: int = knob(
-        64, "tokens that the oracle reads of a text and its anchors; published: 128", ge=8, le=8192
-    )
+    max_length: int = knob(64, "tokens that the oracle reads of a text and its anchors; published: 128", ge=8, le=8192)
     epochs: int = knob(8, "epochs of the oracle; published: 300", ge=1, le=EPOCHS_MAX)
     align_documents: float = knob(
         1.0, "weight: the oracle's documents rank the encoder's labels", "M-blog", ge=0, le=WEIGHT_MAX
@@ -456,9 +454,7 @@ class GuidanceConfig(Section):
 class PruningConfig(Section):
     """Prune-and-retrain rounds."""
 
-    every: int = knob(
-        4, "epochs between prunings; with training.epochs=auto at least 48 steps", ge=1, le=EPOCHS_MAX
-    )
+    every: int = knob(4, "epochs between prunings; with training.epochs=auto at least 48 steps", ge=1, le=EPOCHS_MAX)
     rule: Literal["quantile", "threshold", "none"] = knob(
         "quantile",
         "what the cosine of an edge must exceed: a quantile of random pairs of its own graph, which is independent of "
@@ -477,12 +473,8 @@ class PruningConfig(Section):
 class ClassifierConfig(Section):
     """The second stage of NGAME-type bases: a classifier per label on the frozen encoder."""
 
-    epochs: int = knob(
-        30, "epochs over the documents' frozen vectors; 0 = no second stage, also in ngame and dexa", ge=0, le=EPOCHS_MAX
-    )
-    positives: int = knob(
-        2, "positives per document and step, sampled with replacement", "R-ICLR T16", ge=1, le=1000
-    )
+    epochs: int = knob(30, "epochs over the documents' frozen vectors; 0 = train no classifiers", ge=0, le=EPOCHS_MAX)
+    positives: int = knob(2, "positives per document and step, sampled with replacement", "R-ICLR T16", ge=1, le=1000)
     negatives: int = knob(
         12, "negatives per document and step, sampled from its 100 nearest labels", "R-ICLR T16", ge=1, le=10_000
     )
@@ -620,7 +612,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 
 def knobs(section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the path within a section (`name`, or `dexa.labels_per_offset` in a nested section) and field of each knob."""
+    """Yield path and field of each knob of a section: `name`, or `dexa.labels_per_offset` in a nested section."""
     for key, field in section.model_fields.items():
         if is_section(field.annotation):
             for path, inner in knobs(field.annotation):

@@ -146,8 +146,8 @@ def to_yaml(config: Config, *, all_knobs: bool = True) -> str:
         all_knobs: write every knob; False = only the common ones and those that differ from their default, which gives
             the same configuration when it is read.
     """
-    command = "`ramen config --all [--preset P]`" if all_knobs else "`ramen config [--preset P]`; --all writes all knobs"
-    lines = [f"# Written by {command}. Every knob: docs/config.md"]
+    command = "ramen config --all" if all_knobs else "ramen config"
+    lines = [f"# Written by `{command}`. docs/config.md explains every knob."]
     for name, section in SECTIONS.items():
         if body := list(_section_lines(getattr(config, name), all_knobs, "  ")):
             lines += ["", f"# {_summary(section)}", f"{name}:", *body]

@@ -18,6 +18,13 @@ from ramen.graph.metadata import Graph, degree
 from ramen.graph.walk import enrich, walk
 from ramen.sampling import keyed_rng
 
+MAX_NEW = 10
+"""New anchors that the walk adds to a row at most; original edges always stay."""
+DEGREE_CAP = 500
+"""Rows and anchors of a higher degree are left out of the walk, as in pyxclib."""
+SEED = 0
+"""Seed of the walk and of `walk.volume`."""
+
 
 @dataclass(frozen=True)
 class Built:
@@ -71,7 +78,7 @@ def build_set(
         clean = without
     if settings.volume < 1:  # last: which anchors are hubs is asked of all edges, so that less is part of more
         clean = {
-            side: thin(matrix, settings.volume, keyed_rng(settings.seed, f"volume/{name}/{side}"))
+            side: thin(matrix, settings.volume, keyed_rng(SEED, f"volume/{name}/{side}"))
             for side, matrix in clean.items()
         }
     counts |= {f"{side}/clean": int(matrix.nnz) for side, matrix in clean.items()}
@@ -84,17 +91,14 @@ def build_set(
 
 
 def _walked(clean: dict[str, sp.csr_matrix], own: dict[str, sp.csr_matrix], settings: WalkConfig) -> dict[str, Graph]:
-    if not settings.hops or not settings.max_new:
+    if not settings.hops:
         none = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
         return {side: union(matrix, *none) for side, matrix in clean.items()}
     shares = walk(
         sp.vstack([clean["train"], clean["labels"]], format="csr"), hops=settings.hops, restart=settings.restart,
-        top_k=settings.top_k, degree_cap=settings.degree_cap, seed=settings.seed, threads=settings.threads,
+        top_k=settings.top_k, degree_cap=DEGREE_CAP, seed=SEED,
     )  # fmt: skip
-    return {
-        side: union(matrix, *enrich(matrix, shares, own[side], settings.max_new, settings.threads))
-        for side, matrix in clean.items()
-    }
+    return {side: union(matrix, *enrich(matrix, shares, own[side], MAX_NEW)) for side, matrix in clean.items()}
 
 
 def union(matrix: sp.csr_matrix, new: NDArray[np.int32], shares: NDArray[np.float32]) -> Graph:

@@ -20,7 +20,9 @@ from ramen.errors import ArtifactError, ConfigError, RamenError
 from ramen.retrieval import faiss_threads, load_faiss
 
 SERIAL_UP_TO = 100_000
-"""Labels up to which an index is built by one thread when `index.build_threads` is 0."""
+"""Labels up to which an index is built by one thread, which gives the same bytes every time."""
+HNSW_LINKS, EF_CONSTRUCTION = 32, 200
+"""Links per node of the HNSW graph, and candidates while building it."""
 FLAT_UP_TO = 10_000
 """Labels up to which `auto` scans: a millisecond or two a query, and exact."""
 POINTS_PER_LIST = 39
@@ -37,7 +39,7 @@ def chosen_kind(labels: int, width: int, settings: IndexConfig) -> str:
     if labels <= FLAT_UP_TO:
         return "flat"
     # a vector, its links at the bottom (2 M of 4 bytes) and, on average, a few above
-    each = 4 * width + 4 * (2 * settings.hnsw_m + settings.hnsw_m // 4)
+    each = 4 * width + 4 * (2 * HNSW_LINKS + HNSW_LINKS // 4)
     return "hnsw" if labels * each <= settings.memory_gb * 1e9 else "ivf"
 
 
@@ -51,7 +53,7 @@ def factory(labels: int, width: int, settings: IndexConfig) -> str:
     if kind == "flat":
         return "Flat"
     if kind == "hnsw":
-        return f"HNSW{settings.hnsw_m},Flat"
+        return f"HNSW{HNSW_LINKS},Flat"
     if kind != "ivf":
         return kind
     lists = max(1, min(round(4 * labels**0.5), labels // POINTS_PER_LIST))
@@ -110,10 +112,10 @@ def build_index(labels_LD: NDArray[np.float32], settings: IndexConfig) -> Any:
     recipe = factory(count, width, settings)
     labels_LD = np.ascontiguousarray(labels_LD)
     described = f"index {recipe!r} of {count:,} labels of width {width}"
-    with faiss_threads(build_threads(count, settings)), _explained(settings.kind, described):
+    with faiss_threads(build_threads(count)), _explained(settings.kind, described):
         index = faiss.index_factory(width, recipe, faiss.METRIC_INNER_PRODUCT)
         if isinstance(index, faiss.IndexHNSW):
-            index.hnsw.efConstruction = settings.ef_construction
+            index.hnsw.efConstruction = EF_CONSTRUCTION
             index.hnsw.efSearch = settings.ef_search
         index = _filled(faiss, index, labels_LD)
     if settings.nprobe and (lists := inverted_lists(index)) is not None:
@@ -162,7 +164,7 @@ def changed(index: Any, keep: NDArray[np.int64], new_nD: NDArray[np.float32]) ->
     Raises:
         RamenError: this kind of index cannot give its vectors back.
     """
-    with faiss_threads(build_threads(len(keep) + len(new_nD), IndexConfig())):
+    with faiss_threads(build_threads(len(keep) + len(new_nD))):
         if len(keep) < index.ntotal:
             try:
                 if (lists := inverted_lists(index)) is not None:
@@ -180,10 +182,8 @@ def changed(index: Any, keep: NDArray[np.int64], new_nD: NDArray[np.float32]) ->
     return index
 
 
-def build_threads(labels: int, settings: IndexConfig) -> int:
+def build_threads(labels: int) -> int:
     """Threads that build the index over `labels` labels; 1 means reproducible bytes."""
-    if settings.build_threads:
-        return settings.build_threads
     return 1 if labels <= SERIAL_UP_TO else (os.cpu_count() or 1)
 
 

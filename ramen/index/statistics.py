@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 import ramen
 from ramen.config import IndexConfig
-from ramen.index.build import chosen_kind, factory, inverted_lists
+from ramen.index.build import EF_CONSTRUCTION, HNSW_LINKS, chosen_kind, factory, inverted_lists
 from ramen.index.retriever import DEFAULT_K, Retriever
 from ramen.retrieval import load_faiss
 
 Item = TypeVar("Item")
 
+RECALL_DEPTH = 10
+"""Depth at which ANN recall is measured against exact retrieval."""
 LATENCY_SAMPLE = 100
 """Queries timed, one at a time."""
 
@@ -41,7 +43,7 @@ def retriever_facts(index: Any, settings: IndexConfig, labels_LD: NDArray[np.flo
         "dimension": int(width),
     }
     if facts["kind"] == "hnsw":
-        facts |= {"m": settings.hnsw_m, "ef_construction": settings.ef_construction, "ef_search": settings.ef_search}
+        facts |= {"m": HNSW_LINKS, "ef_construction": EF_CONSTRUCTION, "ef_search": settings.ef_search}
     if (lists := inverted_lists(index)) is not None:
         facts |= {"lists": int(lists.nlist), "nprobe": int(lists.nprobe)}
     return facts

@@ -21,6 +21,7 @@ from ramen.data.dataset import Dataset
 from ramen.errors import RamenError
 from ramen.peers import Rank, Task
 from ramen.peers.tfidf import make_vectoriser
+from ramen.retrieval import RETRIEVED
 
 VARIABLE = "RAMEN_PECOS_PYTHON"
 """Environment variable that names the interpreter with libpecos."""
@@ -70,7 +71,7 @@ def fit(task: Task, method: str, **settings: Any) -> Rank:
     texts = {"train": [problem.train.texts[i] for i in documents], "test": problem.test.texts}
     for name, values in texts.items():
         (folder / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
-    plan = {"method": method, "retrieve": task.scoring.retrieve, "seed": task.training.seed, **settings}
+    plan = {"method": method, "retrieve": RETRIEVED, "seed": task.training.seed, **settings}
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     _run("train", folder)
 
@@ -86,7 +87,7 @@ def sort_scores(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Turn the scores of the trained labels (CSR N' x K, column j is label `labels[j]`) into a ranking."""
     num_labels = len(problem.labels)
-    indices = np.full((found.shape[0], task.scoring.retrieve), num_labels, np.int64)
+    indices = np.full((found.shape[0], RETRIEVED), num_labels, np.int64)
     scores = np.full(indices.shape, -np.inf, np.float32)
     for row in range(found.shape[0]):
         part = slice(found.indptr[row], found.indptr[row + 1])

@@ -27,8 +27,9 @@ from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import use_bf16
 from ramen.peers import Rank, Task
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 from ramen.training.setup import split_validation
+from ramen.training.trainer import ADAM_EPS, CLIP_NORM
 
 EMBED_BATCH = 256
 NEVER = 1 << 30
@@ -75,7 +76,7 @@ class TimedTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
 
 def fit(task: Task) -> Rank:
     """Mine negatives with the start weights, then train until the time is over."""
-    problem, training, scoring = task.problem, task.training, task.scoring
+    problem, training = task.problem, task.training
     clock = Clock(task.seconds, training.lr_warmup_steps)
     datasets.disable_progress_bars()
     load_encoder(task.encoder.name, task.encoder, "cpu").save(task.work / "start")
@@ -101,8 +102,8 @@ def fit(task: Task) -> Rank:
         max_steps=NEVER,
         learning_rate=training.lr,
         weight_decay=training.weight_decay,
-        adam_epsilon=training.adam_eps,
-        max_grad_norm=training.clip_norm,
+        adam_epsilon=ADAM_EPS,
+        max_grad_norm=CLIP_NORM,
         bf16=bf16,
         use_cpu=device == "cpu",
         batch_sampler="no_duplicates",
@@ -128,7 +129,7 @@ def fit(task: Task) -> Rank:
                 model.encode(texts.texts, batch_size=EMBED_BATCH, show_progress_bar=False).astype(np.float32)
                 for texts in (problem.test, problem.labels)
             )
-        return search(documents, labels, scoring.retrieve, scoring.chunk, problem.candidates)
+        return search(documents, labels, RETRIEVED, candidates=problem.candidates)
 
     return rank
 

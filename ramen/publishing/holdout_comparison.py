@@ -16,7 +16,6 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.config import ScoringConfig
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import DEPTH, apply_filter, inverse_propensity
 from ramen.evaluation.per_document import read_propensity
@@ -25,12 +24,10 @@ from ramen.evaluation.quantiles import overall_and_thirds
 from ramen.index.build import held_vectors
 from ramen.index.retriever import Retriever
 from ramen.index.statistics import evenly
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 
 DOCUMENTS = 10_000
 """Test documents that are asked at most."""
-RETRIEVE = ScoringConfig().retrieve
-"""Labels per document before filtered ones go, as in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,6 @@ def _answers(holder: Retriever, problem: Dataset, rows: NDArray[np.int64]) -> ND
         known[~np.isin(known, problem.candidates)] = num_labels
     vectors = holder.encoder.encode(problem.test.at(rows.tolist()).texts)
     compete = np.flatnonzero(known[:-1] < num_labels)  # before the cut, or labels of no account push others over it
-    found, scores = search(vectors, held_vectors(holder.index), RETRIEVE, candidates=compete)
+    found, scores = search(vectors, held_vectors(holder.index), RETRIEVED, candidates=compete)
     filters: sp.csr_matrix = problem.filter_test[rows]
     return apply_filter(known[found], scores, filters, DEPTH)[0]

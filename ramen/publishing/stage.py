@@ -13,7 +13,7 @@ from ramen.data.dataset import Texts
 from ramen.errors import ConfigError, RamenError, nearest
 from ramen.index.build import ann_recall, build_index, tune
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
-from ramen.index.statistics import evenly, folder_bytes, latencies, retriever_facts, version_tags
+from ramen.index.statistics import RECALL_DEPTH, evenly, folder_bytes, latencies, retriever_facts, version_tags
 from ramen.publishing.holdout_comparison import Ask, compare_on_holdout
 from ramen.publishing.publish import CONTENTS_TAG, contents, publish, publish_again
 from ramen.retrieval import search
@@ -53,7 +53,7 @@ def publish_index(
     sentences = load_trained(model.path, encoder)
     labels_LD = fused_labels(model.path, encode_labels(sentences, model.path, labels.texts))
     built = build_index(labels_LD, index)
-    recall_k = min(index.recall_k, len(labels))
+    recall_k = min(RECALL_DEPTH, len(labels))
     queries_nD = sentences.encode(queries)
     exact_nk, _ = search(queries_nD, labels_LD, recall_k)
     if not index.nprobe:

@@ -23,7 +23,7 @@ from ramen.data.text_files import read_text_rows, text_lines
 from ramen.errors import DataError, Defect, RamenError
 from ramen.index.build import ann_recall, changed, held_vectors
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
-from ramen.index.statistics import evenly, folder_bytes, latencies, version_tags
+from ramen.index.statistics import RECALL_DEPTH, evenly, folder_bytes, latencies, version_tags
 from ramen.publishing.gate import ORIGIN, UPDATED_TAG, evaluated
 from ramen.publishing.publish import Published, publish
 from ramen.publishing.registry import connect, is_metric, load_version, plain_errors, resolve_version, version_folders
@@ -124,7 +124,7 @@ def updated(
         write_retriever(folder, index, uids, texts, encoder_files=facts["encoder"], facts=said)
         sample = evenly(texts, RECALL_SAMPLE)
         rows = held_vectors(index)
-        queries_nD, k = now.encoder.encode(sample), min(settings.recall_k, len(uids))
+        queries_nD, k = now.encoder.encode(sample), min(RECALL_DEPTH, len(uids))
         recall = ann_recall(index, queries_nD, search(queries_nD, rows, k)[0], k)
         # what a compressed index holds finds itself; what its codes lost, the version that it came from was asked
         recall = min(recall, float(before["ann_recall"])) if "ann_recall" in before else recall

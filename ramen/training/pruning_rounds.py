@@ -26,6 +26,9 @@ from ramen.graph.pruning import IndexedVectors, drawable_edges, edge_cosines, is
 from ramen.sampling import keyed_rng
 from ramen.training.setup import SIDE_NAMES, Session
 
+CONVERGED_AT = 0.995
+"""Pruning stops when the Jaccard similarity of every graph with the previous round exceeds this."""
+
 RANDOM_PAIRS = 100_000
 """Pairs from which a quantile of random cosines is taken: its error is far below a hundredth."""
 
@@ -129,10 +132,10 @@ class Rounds:
         converged = bool(previous and previous["converged"]) or self._exhausted()
         similarity: dict[str, float] = dict(previous["jaccard"]) if previous and converged else {}
         thresholds: dict[str, float] = dict(previous["thresholds"]) if previous and converged else {}
-        prunes = self.settings.enabled and not converged
+        prunes = self.settings.rule != "none" and not converged
         if prunes and any(any(sides.values()) for sides in self.session.active.values()):
             thresholds, similarity = self._prune(number)
-            converged = number > 1 and min(similarity.values(), default=0.0) > self.settings.converged_at
+            converged = number > 1 and min(similarity.values(), default=0.0) > CONVERGED_AT
         pruned = self.pruned
         self.position.round = number
         self.position.rounds.append(
@@ -209,8 +212,7 @@ class Rounds:
         trained[problem.documents if side == "train" else problem.labels] = True
         key = int(keyed_rng(session.training.seed, f"judged/{name}", number).integers(2**63))
         weights = drawing_weights(session.graphs[name], session.objective.anchor_sampling)
-        chosen = drawable_edges(graph, np.where(trained, most, 0), weights, key)
-        return chosen & self.verdicts[name][side].kept if self.settings.from_previous else chosen
+        return drawable_edges(graph, np.where(trained, most, 0), weights, key)
 
     def _draws(self, side: str) -> NDArray[np.float64]:
         """How many steps of a round are expected to draw an anchor for each document or label."""

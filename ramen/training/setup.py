@@ -39,7 +39,7 @@ from ramen.objective.guidance import TERMS, Guidance, Oracle
 from ramen.objective.triplet import Triplet
 from ramen.sampling import keyed_rng
 from ramen.signals import on_interrupt
-from ramen.tracking import Tracker
+from ramen.tracking import Tracker, flat_params
 from ramen.training.checkpoint import Checkpoints, load_state, save_state
 from ramen.training.distributed import Processes
 from ramen.training.gradient_cache import StepEncoder
@@ -63,7 +63,7 @@ BASE_PREFIX = "base:"
 
 WARMED = {
     "encoder": ("name", "max_length", "pooling"),
-    "base": ("name", "labels_per_offset", "offset_heads"),
+    "base": ("name", "dexa"),
     "objective": ("augment_labels",),
     "training": ("seed", "validation_fraction", "warmup_epochs"),
     "guidance": ("enabled", "anchor_sets", "max_length", "epochs"),
@@ -242,7 +242,7 @@ class Session:
 
     def _make_trainer(self, held_out: NDArray[np.int64], kept: NDArray[np.int64]) -> Trainer:
         settings, objective = self.training, self.objective
-        triplet = Triplet(objective.margin, objective.hardest, objective.temperature, objective.reduction)
+        triplet = Triplet(objective.margin, objective.hardest, reduction=objective.reduction)
         base = make_base(self.settings.base, self._told(kept), triplet)
         if base.module is not None:
             base.module.to(self.encoder.device)
@@ -250,7 +250,6 @@ class Session:
             base,
             settings.batch_size,
             settings.seed,
-            objective.anchor_pool == "separate",
             objective.anchor_reuse,
             objective.anchor_budget,
             self.graph_negatives,
@@ -258,7 +257,7 @@ class Session:
         # one module, so that checkpoints and the optimiser's state name every parameter
         own = {} if base.module is None else {"base": base.module}
         self.trained = nn.ModuleDict({"encoder": self.encoder, **own})
-        optimizer = make_optimizer(self.encoder, base.module, settings.lr, settings.adam_eps, settings.weight_decay)
+        optimizer = make_optimizer(self.encoder, base.module, settings.lr, settings.weight_decay)
         plan = Plan(
             settings,
             sampler.steps_per_epoch,
@@ -269,7 +268,7 @@ class Session:
             agree=self.processes.any,
         )
         guidance = self.settings.guidance
-        weights = {TASK: objective.lambda_task}
+        weights = {TASK: 1.0}
         weights |= {name: getattr(guidance, name) for name in TERMS} if self.oracle is not None else {}
         for name in self.graphs:
             weights |= {f"{name}.document": objective.weight(name, "document")}
@@ -285,7 +284,6 @@ class Session:
             weights,
             settings.lr,
             plan,
-            settings.clip_norm,
             settings.seed,
             self.track,
             StepEncoder(self.encoder, self.texts.store, self.processes, settings.gradient_caching),
@@ -334,7 +332,7 @@ class Session:
                 "bandit.feedback = heldout_loss needs a held-out document with a label, and there is none: raise "
                 f"training.validation_fraction (now {self.training.validation_fraction:g})"
             )
-        tuned = {name: w for name, w in weights.items() if name != TASK or settings.gauge != "fixed_task"}
+        tuned = {name: w for name, w in weights.items() if name != TASK or settings.form == "printed"}
         return Bandit(settings, tuned, lambda window: keyed_rng(self.training.seed, "bandit", window))
 
     def _heldout(self, held_out: NDArray[np.int64], base: BaseAlgorithm) -> Callable[[], float]:
@@ -360,7 +358,7 @@ class Session:
             positive, others = torch.from_numpy(step.positive), torch.from_numpy(step.mask)
             with torch.no_grad():
                 z_LD = base.label_vectors(torch.from_numpy(labels).to(self.encoder.device), step.labels).cpu()
-                scores_BL = torch.from_numpy(documents) @ z_LD.T / self.objective.temperature
+                scores_BL = torch.from_numpy(documents) @ z_LD.T / base.triplet.temperature
                 others[torch.arange(len(positive)), positive] = False
                 return float(nn.functional.cross_entropy(scores_BL.masked_fill(others, -torch.inf), positive))
 
@@ -590,11 +588,17 @@ def check_warm_settings(model: Artifact, asked: TrainingSections) -> None:
         warmed, now = model.manifest["sections"][section], getattr(asked, section)
         if not (warmed.get("enabled", True) or now.enabled):
             continue  # neither has what the other knobs are of
-        for key in keys:
-            if warmed[key] != getattr(now, key):
+        if missing := [key for key in keys if key not in warmed]:
+            raise ConfigError(
+                f"{model.path}: was warmed up by an older version, without {section}.{missing[0]}; run `ramen warmup` "
+                "again"
+            )
+        before, after = flat_params({section: warmed}), flat_params({section: now.model_dump()})
+        for key, value in after.items():
+            if key.split(".")[1] in keys and before.get(key) != value:
                 raise ConfigError(
-                    f"{section}.{key} = {getattr(now, key)}: {model.path} was warmed up with {warmed[key]}; run "
-                    "`ramen warmup` again, or set it back"
+                    f"{key} = {value}: {model.path} was warmed up with {before.get(key)}; run `ramen warmup` again, or "
+                    "set it back"
                 )
 
 

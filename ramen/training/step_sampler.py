@@ -143,9 +143,7 @@ class SetSampler:
         """A generator of this set's own for one step and purpose."""
         return keyed_rng(seed, f"anchors/{self.name}{purpose}", *position)
 
-    def batch(
-        self, step: Mapping[str, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator, separate: bool
-    ) -> AnchorBatch:
+    def batch(self, step: Mapping[str, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator) -> AnchorBatch:
         """Links of the step to the anchors of `pool` (sorted); rows that drew another anchor have none.
 
         Args:
@@ -153,7 +151,6 @@ class SetSampler:
             drawn: side -> (places in `step`, anchors).
             pool: int64 [A].
             rng: chooses a row for each anchor.
-            separate: a side's negatives are its own anchors only.
         """
         read, reads = np.unique(self.texts[pool], return_inverse=True)
         links: dict[str, SideLinks | None] = {"train": None, "labels": None}
@@ -161,8 +158,6 @@ class SetSampler:
             inside = np.isin(anchors, pool)
             places, anchors = places[inside], anchors[inside]
             mask = self.masks[side](step[side], read)[:, reads]
-            if separate:
-                mask |= ~np.isin(pool, anchors)[None, :]
             positive = np.searchsorted(pool, anchors)
             shuffled = rng.permutation(len(positive))
             columns, first = np.unique(positive[shuffled], return_index=True)
@@ -177,7 +172,6 @@ class StepSampler:
         base: decides the rows of an epoch, which documents and labels they stand for, and which labels compete.
         batch_size: rows per step; the last step of an epoch may be smaller.
         seed: of all draws.
-        separate_pools: each side's negatives are its own anchors only.
         shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
         anchor_budget: distinct anchors of a step at most, as a share of its documents and labels; 0 = no limit.
         graph_negatives: names some of the labels that compete, in the place of random ones; or None.
@@ -188,7 +182,6 @@ class StepSampler:
         base: BaseAlgorithm,
         batch_size: int,
         seed: int,
-        separate_pools: bool = False,
         shared_draws: bool = False,
         anchor_budget: float = 0.0,
         graph_negatives: GraphNegatives | None = None,
@@ -196,7 +189,6 @@ class StepSampler:
         self.base = base
         self.batch_size = batch_size
         self.seed = seed
-        self.separate_pools = separate_pools
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
         self.graph_negatives = graph_negatives
@@ -283,5 +275,5 @@ class StepSampler:
         for s in self.sets:
             at = {side: (place[side][kept], anchors) for side, (kept, anchors) in drawn[s.name].items()}
             rng = s.rng(self.seed, position, "/rows")
-            made[s.name] = s.batch(step, at, pools[s.name], rng, self.separate_pools)
+            made[s.name] = s.batch(step, at, pools[s.name], rng)
         return made

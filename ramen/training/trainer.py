@@ -34,6 +34,10 @@ from ramen.training.schedule import Plan
 from ramen.training.step_sampler import SideLinks, Step, StepSampler
 from ramen.training.weight_average import WeightAverage
 
+ADAM_EPS = 1e-6
+"""Epsilon of AdamW, as in NGAME's code."""
+CLIP_NORM = 1.0
+"""Gradients are clipped to this norm."""
 LOG_EVERY = 10
 """Steps between two points of the tracked curves."""
 
@@ -64,7 +68,6 @@ class Trainer:
         weights: λ by term name: "task", "<set>.document", "<set>.label", and those of an oracle (`guidance.TERMS`).
         lr: peak learning rate.
         plan: learning rate and end of training.
-        clip_norm: gradients are clipped to this norm; 0 = off.
         seed: keys the dropout of each step.
         track: receives step metrics.
         step_encoder: texts to vectors and the gradient back.
@@ -92,7 +95,6 @@ class Trainer:
     weights: dict[str, float]
     lr: float
     plan: Plan
-    clip_norm: float
     seed: int
     track: Tracker
     step_encoder: StepEncoder
@@ -201,7 +203,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.step_encoder.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, CLIP_NORM)
         values = dict(
             zip(
                 ("loss", *terms, ACCURACY, "norm"),
@@ -230,7 +232,7 @@ class Trainer:
             told = 1.0 - values[ACCURACY]
         else:
             told = values["loss" if feedback == "weighted_objective" else TASK]
-        literal = not self.tuner.settings.safeguards  # as printed, the weights' steps never shrink
+        literal = self.tuner.settings.form == "printed"  # as printed, the weights' steps never shrink
         if self.tuner.observe(told, 1.0 if literal else self.rate):
             self.weights.update(self.tuner.weights)
         self.position.bandit = self.tuner.state()
@@ -354,7 +356,7 @@ def _links(links: SideLinks, device: torch.device) -> Links:
 
 
 def make_optimizer(
-    encoder: SentenceEncoder, own: nn.Module | None, lr: float, eps: float, weight_decay: float
+    encoder: SentenceEncoder, own: nn.Module | None, lr: float, weight_decay: float
 ) -> torch.optim.AdamW:
     """Fused AdamW without decay on biases and layer norms (one-dimensional parameters).
 
@@ -366,7 +368,7 @@ def make_optimizer(
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1] + further, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=lr, eps=eps, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, eps=ADAM_EPS, fused=True)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,13 @@ from ramen.training.step_sampler import StepSampler
 SCORES = torch.tensor([[0.8, 0.7, 0.2], [0.6, 0.5, 0.4], [0.1, 0.9, 0.3]])
 KNOWN = torch.eye(3, dtype=torch.bool)
 KNOWN[2, 1] = True
-EARLY = {"refresh_from": 1, "refresh_every": 1, "cluster_double_every": 1, "offset_heads": 2, "shortlist": 5}
+EARLY = {"refresh_from": 1, "refresh_every": 1, "clusters": {"double_every": 1}}
+
+
+@pytest.fixture(autouse=True)
+def _small_data_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramen.base.dexa.OFFSET_HEADS", 2)
+    monkeypatch.setattr("ramen.base.mining.SHORTLIST", 5)
 
 
 def told(problem: Dataset, batch_size: int = 16, dimension: int = 8) -> LabelProblem:
@@ -126,14 +132,15 @@ def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_o
 
 
 def test_ance_adds_mined_labels_only_once_it_has_mined(tiny_problem: Dataset) -> None:
-    base = made("ance", tiny_problem, mined=2)
+    base = made("ance", tiny_problem, mining={"negatives": 2})
     rng = np.random.default_rng(0)
     assert not base.refresh_due(0) and base.refresh_due(1)
     assert len(base.negatives(np.arange(10), rng)) == 0
     refreshed(base, tiny_problem)
     drawn = base.negatives(np.arange(10), rng).reshape(10, 2)
     assert all(set(row) <= set(base.shortlist[i]) for i, row in enumerate(drawn))  # type: ignore[attr-defined]
-    a, b = (StepSampler(refreshed(made(n, tiny_problem, mined=0), tiny_problem), 16, 0) for n in ("ance", "inbatch"))
+    plain = (refreshed(made(n, tiny_problem, mining={"negatives": 0}), tiny_problem) for n in ("ance", "inbatch"))
+    a, b = (StepSampler(base, 16, 0) for base in plain)
     x, y = a.step(a.epoch_order(1), 1, 0), b.step(b.epoch_order(1), 1, 0)
     np.testing.assert_array_equal(x.labels, y.labels)
 
@@ -156,7 +163,7 @@ def test_clusters_find_planted_groups() -> None:
 
 
 def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_problem: Dataset) -> None:
-    base = made("ngame", tiny_problem, cluster_size=4)
+    base = made("ngame", tiny_problem, clusters={"size": 4, "double_every": 1})
     assert isinstance(base, Ngame)
     assert [base.cluster_size(epoch) for epoch in (1, 2, 3, 9)] == [4, 8, 16, 16]
     vectors = unit(60, 8, 1)
@@ -173,7 +180,7 @@ def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_pr
 
 
 def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Dataset) -> None:
-    base = refreshed(made("dexa", tiny_problem, labels_per_offset=3), tiny_problem)
+    base = refreshed(made("dexa", tiny_problem, dexa={"labels_per_offset": 3}), tiny_problem)
     assert isinstance(base, Dexa)
     encoded = torch.from_numpy(unit(30, 8, 4))
     assert torch.allclose(base.label_vectors(encoded, np.arange(30)), encoded, atol=1e-6)
@@ -189,14 +196,13 @@ def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Dataset) ->
 
 
 @pytest.mark.parametrize("labels", [*range(1, 70), 5900, 11_721])
-def test_dexas_labels_and_heads_never_share_a_row(labels: int) -> None:
+def test_dexas_labels_and_heads_never_share_a_row(labels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(labels)
     y = sp.csr_matrix((np.ones(labels, np.float32), (np.arange(labels), rng.permutation(labels))))
     each = np.arange(labels)
     problem = LabelProblem(each, y, sp.csr_matrix(y.shape, dtype=np.float32), each, labels + each, 16, 4)
-    base = make_base(
-        BaseConfig(name="dexa", labels_per_offset=3, offset_heads=min(1000, labels // 4)), problem, Triplet()
-    )
+    monkeypatch.setattr("ramen.base.dexa.OFFSET_HEADS", min(1000, labels // 4))
+    base = make_base(BaseConfig(name="dexa"), problem, Triplet())
     assert isinstance(base, Dexa)
     base.refresh(0, lambda role: unit(labels, 4, 0))
     rows, heads = base.offsets.row_of.numpy(), min(1000, labels // 4)
@@ -211,7 +217,7 @@ def test_no_step_has_a_label_that_training_must_not_see(name: str, tiny_problem:
     hidden = hide_labels(tiny_problem, 0.4, seed=1)
     unseen = hidden.candidates
     base = make_base(
-        BaseConfig.model_validate({"name": name, **EARLY, "mined": 3, "random_labels": 2.0}),
+        BaseConfig.model_validate({"name": name, **EARLY, "mining": {"negatives": 3}, "random_labels": 2.0}),
         replace(told(hidden), unseen=unseen), Triplet(),
     )  # fmt: skip
     refreshed(base, hidden)
@@ -279,20 +285,20 @@ def tiny_of_pairs() -> Dataset:
 def test_dexml_divides_by_its_temperature(tiny_problem: Dataset) -> None:
     eye = torch.eye(3, dtype=torch.bool)
     for tau in (0.5, 0.1):
-        loss = float(made("dexml", tiny_problem, temperature=tau).loss(SCORES, torch.arange(3), eye))
+        loss = float(made("dexml", tiny_problem, dexml={"temperature": tau}).loss(SCORES, torch.arange(3), eye))
         assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(SCORES / tau, torch.arange(3))), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml", "ngame"])
 def test_the_encoder_is_looked_at_again_every_few_epochs(name: str, tiny_problem: Dataset) -> None:
-    base = made(name, tiny_problem, refresh_from=1, refresh_every=2, cluster_double_every=1)
+    base = made(name, tiny_problem, refresh_from=1, refresh_every=2)
     due = [epoch for epoch in range(8) if base.refresh_due(epoch)]
     assert due == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml"])
 def test_without_mined_labels_nothing_is_mined(name: str, tiny_problem: Dataset) -> None:
-    assert not any(made(name, tiny_problem, mined=0).refresh_due(epoch) for epoch in range(8))
+    assert not any(made(name, tiny_problem, mining={"negatives": 0}).refresh_due(epoch) for epoch in range(8))
 
 
 def test_labels_are_drawn_from_the_filled_part_of_a_shortlist() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -134,16 +135,19 @@ def test_a_row_is_never_its_own_anchor_not_even_by_the_walk() -> None:
     assert (result.graphs["train"].csr().toarray().diagonal() == 0).all()
 
 
-def test_walking_keeps_every_clean_edge_and_adds_a_bounded_number(tiny_problem: Dataset) -> None:
+def test_walking_keeps_every_clean_edge_and_adds_a_bounded_number(
+    tiny_problem: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramen.graph.build.MAX_NEW", 3)
     for name in tiny_problem.anchor_sets:
-        clean, walked = (built(tiny_problem, name, WalkConfig(hops=hops, max_new=3)) for hops in (0, 400))
+        clean, walked = (built(tiny_problem, name, WalkConfig(hops=hops)) for hops in (0, 400))
         for side in ("train", "labels"):
             before, after = clean[side].csr(), walked[side].csr()
             assert (after - before).min() >= 0
             np.testing.assert_array_equal(walked[side].select(walked[side].original).indices, clean[side].indices)
             assert ((after - before).sum(1) <= 3).all()
             assert (walked[side].weight > 0).all() and (walked[side].weight[walked[side].original] == 1).all()
-    assert built(tiny_problem, "links", WalkConfig(hops=400, max_new=3))["train"].num_edges > clean["train"].num_edges
+    assert built(tiny_problem, "links", WalkConfig(hops=400))["train"].num_edges > clean["train"].num_edges
 
 
 def test_hubs_can_be_removed_altogether(tiny_problem: Dataset) -> None:
@@ -196,13 +200,16 @@ def dataset_of(problem: Dataset, place: Path) -> Path:
     return place
 
 
-def test_the_stage_writes_the_same_artifact_on_any_number_of_threads(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_the_stage_writes_the_same_artifact_on_any_number_of_threads(
+    tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = dataset_of(tiny_problem, tmp_path / "dataset")
-    digests = []
+    digests, cores = [], numba.config.NUMBA_NUM_THREADS
     for threads in (1, 2):
+        monkeypatch.setattr("numba.config.NUMBA_NUM_THREADS", min(threads, cores))
         run_stage(
             "build-graph",
-            sections={"walk": {"threads": threads}},
+            sections={"walk": {"hops": 40}},
             inputs={"dataset": dataset},
             outputs={"graph": tmp_path / f"graph{threads}"},
         )

@@ -54,14 +54,15 @@ def test_flat_is_exact(vectors: NDArray[np.float32], queries: NDArray[np.float32
 
 
 def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
-    vectors: NDArray[np.float32], queries: NDArray[np.float32]
+    vectors: NDArray[np.float32], queries: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = _brute(vectors, queries, 10)
     wide = ann_recall(build_index(vectors, IndexConfig(kind="hnsw")), queries, truth, 10)
-    narrow = IndexConfig(kind="hnsw", hnsw_m=2, ef_construction=8, ef_search=8)
+    narrow = IndexConfig(kind="HNSW2,Flat", ef_search=8)
     assert wide > 0.98
     scores = build_index(vectors, IndexConfig(kind="hnsw")).search(queries, 1)[0][:, 0]
     np.testing.assert_allclose(scores, (queries @ vectors.T).max(1), rtol=1e-5)
+    monkeypatch.setattr("ramen.index.build.EF_CONSTRUCTION", 8)
     assert ann_recall(build_index(vectors, narrow), queries, truth, 10) < wide - 0.1
 
 
@@ -158,11 +159,10 @@ def test_building_leaves_the_thread_count_alone(vectors: NDArray[np.float32]) ->
         faiss.omp_set_num_threads(before)
 
 
-def test_threads_follow_size_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_threads_follow_the_number_of_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert build_threads(SERIAL_UP_TO, IndexConfig()) == 1
-    assert build_threads(SERIAL_UP_TO + 1, IndexConfig()) == 16
-    assert build_threads(10**7, IndexConfig(build_threads=1)) == 1
+    assert build_threads(SERIAL_UP_TO) == 1
+    assert build_threads(SERIAL_UP_TO + 1) == 16
 
 
 def test_truncated_or_foreign_file_is_refused(vectors: NDArray[np.float32], tmp_path: Path) -> None:

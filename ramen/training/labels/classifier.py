@@ -28,6 +28,10 @@ from ramen.training.setup import Session
 
 SHARES = np.linspace(0.0, 1.0, 11, dtype=np.float32)
 """Shares of the classifier that are tried on the held-out documents."""
+BATCH_SIZE, LEARNING_RATE, MARGIN, DROPOUT = 2048, 1e-3, 0.2, 0.5
+"""Of the training of classifiers, as in NGAME's code; the dropout is of the documents' vectors."""
+SHORTLIST = 100
+"""Nearest negatives per document from which a step samples."""
 WITHOUT_VALIDATION = 0.5
 """The share where too few documents are held out to choose one."""
 
@@ -81,12 +85,12 @@ def classify(
         Interrupted: asked to stop; a checkpoint was saved.
     """
     base = session.trainer.base
-    if not (settings.enabled and base.classifies):
+    if not (settings.epochs and base.classifies):
         return None
     documents_ND = session.embed_role("documents")
     device = session.encoder.device
     model = Classifiers(labels_LD).to(device)
-    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=settings.lr)
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=LEARNING_RATE)
     checkpoints = Checkpoints(draft.work / "classifier", draft.task)
     position = TrainingState()
     if (found := checkpoints.load(model, optimizer)) is not None:
@@ -94,23 +98,23 @@ def classify(
     session.processes.wait()
 
     problem, seed = base.problem, session.training.seed
-    near = shortlists(problem, documents_ND, labels_LD, settings.shortlist)
+    near = shortlists(problem, documents_ND, labels_LD, SHORTLIST)
     positives = RowSampler(problem.y.indptr, problem.y.indices)
     progress = Progress("classifier", settings.epochs * len(problem.documents), "documents",
                         position.epoch * len(problem.documents))  # fmt: skip
     for epoch in range(position.epoch, settings.epochs):
         order = keyed_rng(seed, "classifier/order", epoch).permutation(problem.documents)
         total = 0.0
-        for start in range(0, len(order), settings.batch_size):
-            rows = order[start : start + settings.batch_size]
+        for start in range(0, len(order), BATCH_SIZE):
+            rows = order[start : start + BATCH_SIZE]
             rng = keyed_rng(seed, "classifier", epoch, start)
             true = np.stack([positives.draw(rows, rng)[1] for _ in range(settings.positives)], axis=1)
             false = drawn_from(near[rows], rng.random((len(rows), settings.negatives)))
-            keep = rng.random((len(rows), documents_ND.shape[1]), np.float32) >= settings.dropout
-            x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - settings.dropout)).to(device)
+            keep = rng.random((len(rows), documents_ND.shape[1]), np.float32) >= DROPOUT
+            x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - DROPOUT)).to(device)
             chosen = torch.from_numpy(np.concatenate([true, np.maximum(false, 0)], axis=1)).to(device)
             valid = torch.from_numpy(false >= 0).to(device)
-            loss = _hinges(model(x_BD, chosen), settings.positives, valid, settings.margin)
+            loss = _hinges(model(x_BD, chosen), settings.positives, valid, MARGIN)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()  # type: ignore[no-untyped-call]
