@@ -149,6 +149,15 @@ def test_a_retired_key_is_answered_with_its_replacement(path: str, monkeypatch: 
         assert str(error.value) == f"{where}: {answer}" and error.value.exit_code == 2
 
 
+def test_all_unknown_and_retired_keys_of_a_file_are_listed() -> None:
+    Path("old.yaml").write_text("walk: {seed: 0, threads: 0}\nbase: {mined: 1}\nwlak: {}\n")
+    with pytest.raises(ConfigError) as error:
+        resolve(params="old.yaml")
+    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == [
+        "walk.seed", "walk.threads", "base.mined", "wlak"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("path", RETIRED)
 def test_a_replacement_is_a_knob(path: str) -> None:
     every = {f"{name}.{path}" for name, section in SECTIONS.items() for path, _ in knobs(section)}

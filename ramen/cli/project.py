@@ -69,7 +69,7 @@ def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
 
 @click.command(short_help="Print or write a commented parameter file.")
 @config_options
-@click.option("--all", "all_knobs", is_flag=True, help="Write every knob.")
+@click.option("--all", "all_knobs", is_flag=True, help="Write every knob, as DVC needs it in params.yaml.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write here instead of standard output.")
 def config(resolve: Callable[..., Config], all_knobs: bool, output: Path | None) -> None:
     """Print knobs with their values, ranges and help, as a parameter file.

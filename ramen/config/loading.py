@@ -280,26 +280,32 @@ def _merge(tree: dict[str, Any], update: Mapping[str, Any], sections: Mapping[st
 
 
 def _check_keys(tree: Mapping[str, Any], where: str) -> None:
-    """Refuse unknown sections and keys, and retired ones. Raises ConfigError."""
+    """Refuse unknown sections and keys, and retired ones. Raises ConfigError with one line for each."""
+    if problems := [f"{where}: {problem}" for problem in _key_problems(tree)]:
+        raise ConfigError(*problems)
+
+
+def _key_problems(tree: Mapping[str, Any]) -> Iterator[str]:
     for name, values in tree.items():
-        if name not in SECTIONS:
-            raise ConfigError(f"{where}: {_shorten(name)}: unknown section; {nearest(str(name), SECTIONS)}")
-        _check_section(SECTIONS[name], values, name, where)
+        if name in SECTIONS:
+            yield from _section_problems(SECTIONS[name], values, name)
+        else:
+            yield f"{_shorten(name)}: unknown section; {nearest(str(name), SECTIONS)}"
 
 
-def _check_section(section: type[Section], values: Any, path: str, where: str) -> None:
+def _section_problems(section: type[Section], values: Any, path: str) -> Iterator[str]:
     if values is not None and not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: {path}: expected a mapping, found {shown(values)}")
+        yield f"{path}: expected a mapping, found {shown(values)}"
+        return
     fields = section.model_fields
     for key, value in (values or {}).items():
         here = f"{path}.{_shorten(key)}"
         if here in RETIRED:
-            raise ConfigError(f"{where}: {here}: {RETIRED[here]}")
-        if key not in fields:
-            raise ConfigError(f"{where}: {here}: unknown; {nearest(str(key), fields)}")
-        annotation = fields[key].annotation
-        if is_section(annotation):
-            _check_section(annotation, value, here, where)
+            yield f"{here}: {RETIRED[here]}"
+        elif key not in fields:
+            yield f"{here}: unknown; {nearest(str(key), fields)}"
+        elif is_section(annotation := fields[key].annotation):
+            yield from _section_problems(annotation, value, here)
 
 
 def _assigned_paths(tree: Mapping[str, Any]) -> list[str]:
