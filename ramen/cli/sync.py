@@ -119,7 +119,7 @@ def config_page() -> str:
         for path, field in config.knobs(section):
             mark = " •" if config.extra(field, "common") else ""
             cells = [f"`{path}`{mark}", f"`{_value(field.default)}`", config.describe_range(field)]
-            cells += [field.description, config.extra(field, "source")]
+            cells += [field.description or "", config.extra(field, "source")]
             lines.append("| " + " | ".join(_cell(str(cell)) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

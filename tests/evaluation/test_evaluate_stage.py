@@ -107,10 +107,11 @@ def test_links_are_asked_of_all_raw_edges_whatever_a_model_kept(tiny_problem: Da
 
 
 def test_metrics_and_predictions_are_those_of_brute_force(
-    inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path
+    inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ramen.evaluation.predictions.ROW_GROUP", 7)
     out, track = tmp_path / "evaluation", Recorder()
-    metrics = run(inputs, out, track, chunk=7)
+    metrics = run(inputs, out, track)
     encoder = load_encoder(inputs["model"], ENCODER)
     scores = encoder.encode(tiny_problem.test.texts) @ encoder.encode(tiny_problem.labels.texts).T
     scores[tiny_problem.filter_test.toarray() > 0] = -np.inf

@@ -321,6 +321,27 @@ def test_knobs_that_a_warmed_up_model_has_settled_are_refused(
         )
 
 
+def test_a_model_warmed_up_before_base_had_nested_sections_is_refused_in_one_line(
+    tiny_artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    inputs = {name: tiny_artifacts[name] for name in ("dataset", "graph")}
+    warm = tmp_path / "warm_model"
+    run_stage("warmup", sections=SECTIONS, inputs=inputs, outputs={"warm_model": warm})
+    manifest = json.loads((warm / "manifest.json").read_text())
+    base = manifest["sections"]["base"]
+    del base["dexa"]
+    base |= {"labels_per_offset": 3, "offset_heads": 1000}
+    (warm / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="was warmed up by an older version, .*; run `ramen warmup` again") as error:
+        run_stage(
+            "prune-retrain",
+            sections=SECTIONS,
+            inputs={**inputs, "warm_model": warm},
+            outputs={"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"},
+        )
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_a_graph_of_other_data_is_refused_before_anything_trains(
     tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
