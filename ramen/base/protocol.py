@@ -105,7 +105,7 @@ class BaseAlgorithm:
         return len(self.problem.documents)
 
     def order(self, rng: np.random.Generator) -> Ints:
-        """Return the rows of an epoch, int64 [rows]; consecutive rows share a step. `rng` is keyed by seed and epoch."""
+        """Return the rows of an epoch, int64 [rows], in order of their steps. `rng` is keyed by seed and epoch."""
         return rng.permutation(self.problem.documents)
 
     def pairs(self, rows: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
