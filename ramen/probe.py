@@ -33,7 +33,7 @@ from ramen.evaluation.metrics import DEPTH, apply_filter, by_document, document_
 from ramen.evaluation.uncertainty import Gain, PerDocument
 from ramen.graph.cleaning import anchors_among, remove_edges
 from ramen.graph.metadata import Graphs, Side, inverse_sqrt_degree, neighbour_means, read_graphs
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 from ramen.sampling import keyed_rng
 from ramen.training.heldout import split_held_out
 
@@ -125,7 +125,7 @@ def probe(
     inv_p = inverse_propensity(problem.y_train, config.scoring.propensity_a, config.scoring.propensity_b)
 
     def ranked(documents: Vectors, by: Vectors) -> NDArray[np.int64]:
-        found, scores = search(documents, by, config.scoring.retrieve, config.scoring.chunk, candidates)
+        found, scores = search(documents, by, RETRIEVED, candidates=candidates)
         return apply_filter(found, scores, asked.ignored, DEPTH)[0]
 
     ranking = ranked(vectors, labels)
@@ -173,7 +173,8 @@ def _trained_with(model: Artifact, dataset: Artifact) -> TrainingConfig:
             f"{model.path}: was not trained on {dataset.path}, so which of its documents it has seen is unknown; "
             "name the dataset it was trained on, or ask the test documents with --test"
         )
-    return TrainingConfig.model_validate(model.manifest["sections"]["training"])
+    recorded = model.manifest["sections"]["training"]  # may hold knobs of earlier versions
+    return TrainingConfig.model_validate({key: recorded[key] for key in TrainingConfig.model_fields if key in recorded})
 
 
 def _held_out(problem: Dataset, graphs: Graphs, rows: NDArray[np.int64]) -> ProbeSettings:

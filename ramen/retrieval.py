@@ -21,6 +21,9 @@ GPU_MAX_K = 2048
 BLOCK = 1 << 24
 """Scores in memory at a time (64 MB) when ties require the scores of all labels."""
 
+RETRIEVED = 200
+"""Labels retrieved per document before filtering, as in pyxclib."""
+
 
 def load_faiss() -> Any:
     """Import and return faiss. Raises MissingExtra if it is not installed."""

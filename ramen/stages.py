@@ -98,7 +98,7 @@ class Stage:
 
     def code_paths(self) -> list[Path]:
         """Files and folders under the package that the stage depends on."""
-        return [PACKAGE / part for part in ("artifacts.py", "config.py", "stages.py", "yamlfile.py", *self.code)]
+        return [PACKAGE / part for part in ("artifacts.py", "config", "stages.py", "yamlfile.py", *self.code)]
 
     def code_version(self) -> str:
         """sha256 (12 hex digits) of the source files the stage depends on."""

@@ -28,7 +28,7 @@ Examples:
   ramen compare                                runs side by side
   ramen ablate --preset demo --study bases     a study over seeds, as one table
   ramen probe                                  what the graphs say about the task
-  ramen config --preset debian -o params.yaml  a complete, commented parameter file
+  ramen config --preset debian -o params.yaml  a commented parameter file
 """
 
 

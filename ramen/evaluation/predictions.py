@@ -21,6 +21,8 @@ SCHEMA = pa.schema(
      ("score", pa.float32())]
 )  # fmt: skip
 """Ranks start at 1; at most 100 rows a document, documents in test order."""
+ROW_GROUP = 4096
+"""Documents per row group of the file."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class Ranking:
     scores: NDArray[np.float32]
 
 
-def write_predictions(path: Path, problem: Dataset, ranking: Ranking, chunk: int) -> None:
-    """Write one row group per `chunk` documents, so that memory does not grow with their number."""
+def write_predictions(path: Path, problem: Dataset, ranking: Ranking) -> None:
+    """Write one row group per `ROW_GROUP` documents, so that memory does not grow with their number."""
     documents, labels = pa.array(problem.test.uids, pa.string()), pa.array(problem.labels.uids, pa.string())
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        for start in range(0, len(documents), chunk):
-            indices = ranking.indices[start : start + chunk]
+        for start in range(0, len(documents), ROW_GROUP):
+            indices = ranking.indices[start : start + ROW_GROUP]
             row, place = np.nonzero(indices < len(labels))
             chosen = indices[row, place].astype(np.int32)
             columns = [
@@ -49,7 +51,7 @@ def write_predictions(path: Path, problem: Dataset, ranking: Ranking, chunk: int
                 pa.array(place + 1, pa.int32()),
                 labels.take(pa.array(chosen)),
                 pa.array(chosen),
-                pa.array(ranking.scores[start : start + chunk][row, place]),
+                pa.array(ranking.scores[start : start + ROW_GROUP][row, place]),
             ]
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
 

@@ -13,7 +13,7 @@ Two forms are reported and never share a name:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -21,22 +21,23 @@ from numpy.typing import NDArray
 
 from ramen.evaluation.metrics import Floats, Ints, contributions, evaluate, flat, label_recall
 
-Rule = Literal["pyxclib", "paper"]
+QUANTILES = 5
+"""Equi-volume bins of a report (R-ICLR)."""
 LABEL_DEPTHS = (10, 100)
 """Depths of the label-averaged recall."""
 MISSED_DEPTHS = (5, 10, 20, 50, 100)
 """Depths of the missed share by bin, those of R-ICLR's Table 8."""
 
 
-def equi_volume_bins(frequency: NDArray[Any], q: int, rule: Rule = "pyxclib") -> list[Ints]:
-    """Cut labels, most frequent first, into bins of about equal training volume.
+def equi_volume_bins(frequency: NDArray[Any], q: int) -> list[Ints]:
+    """Cut labels, most frequent first, into bins of about equal training volume (pyxclib's rule).
+
+    A new bin starts before a label that would raise the bin's volume above floor(total / q). A first label larger than
+    that leaves an empty first bin. The q-th bin takes all remaining labels.
 
     Args:
         frequency: [L] training documents per label.
         q: number of bins aimed at; fewer come out where single labels are large.
-        rule: "pyxclib": a new bin is opened before a label that would lift the bin over floor(total / q); a first
-            label larger than that leaves an empty first bin; the q-th bin takes all that is left. "paper": a bin is
-            closed after the label that lifts it over total / q.
 
     Returns:
         Label ids of each bin (int64), every label once, ties in frequency by lower id.
@@ -49,11 +50,8 @@ def equi_volume_bins(frequency: NDArray[Any], q: int, rule: Rule = "pyxclib") ->
     start = 0
     while start < len(order):
         reached = volume[start - 1] if start else 0.0
-        if rule == "paper":
-            end = int(np.searchsorted(volume, reached + limit, side="right")) + 1
-        else:
-            end = int(np.searchsorted(volume, reached + np.floor(limit), side="right"))
-            end = max(end, start + 1) if bins else end
+        end = int(np.searchsorted(volume, reached + np.floor(limit), side="right"))
+        end = max(end, start + 1) if bins else end
         end = len(order) if len(bins) == q - 1 else min(end, len(order))
         bins.append(order[start:end])
         start = end

@@ -17,10 +17,14 @@ from ramen.artifacts import Artifact, checked, read_json, reading
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import PEER, Ints
 from ramen.evaluation.predictions import PREDICTIONS, Ranking
+from ramen.evaluation.quantiles import QUANTILES
 from ramen.evaluation.report import GraphFacts, Item, Report, Sample
 from ramen.evaluation.uncertainty import GAIN, GAIN_SE, Gain
 from ramen.graph.metadata import read_graphs
+from ramen.retrieval import RETRIEVED
 
+SAMPLES = 12
+"""Sample predictions in the report."""
 SHOWN = 5
 """Labels per sample and run in the report."""
 LONGEST = 200
@@ -71,7 +75,7 @@ def gather(
     base_bins = None if base is None else _base_bins(base, measured.bins)
     note = (
         f"Labels sorted by training frequency and cut into bins of about equal training volume (rule "
-        f"{scoring.quantile_rule}, aiming at {scoring.quantiles}; empty bins left out). Contributions add up to the "
+        f"pyxclib, aiming at {QUANTILES}; empty bins left out). Contributions add up to the "
         f"overall value; label-averaged recall does not."
     )
     if base is not None and base_bins is None:
@@ -90,7 +94,7 @@ def gather(
         error_note=_error_note(problem),
         history=_history(model.path),
         graphs=_graph_facts(pruned_graph.path),
-        samples=_samples(problem, ranking, measured.frequency, scoring.samples, base),
+        samples=_samples(problem, ranking, measured.frequency, SAMPLES, base),
     )
 
 
@@ -118,7 +122,7 @@ def _facts(problem: Dataset, scoring: config.ScoringConfig, model: Artifact) -> 
         ("test pairs", f"{problem.y_test.nnz:,}"),
         ("filtered test pairs", f"{problem.filter_test.nnz:,}"),
         ("propensity", f"A = {scoring.propensity_a:g}, B = {scoring.propensity_b:g}, N = {num_train:,}"),
-        ("retrieved before filtering", f"{scoring.retrieve:,}"),
+        ("retrieved before filtering", f"{RETRIEVED:,}"),
         ("model", model.digest[:16]),
     ]
 

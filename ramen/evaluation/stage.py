@@ -26,7 +26,7 @@ from ramen.evaluation.uncertainty import PER_DOCUMENT, flat_gains, gains
 from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges
 from ramen.peers import PEERS, Task
 from ramen.peers.evaluation import rank_test_documents
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 from ramen.tracking import Tracker
 
 
@@ -61,7 +61,7 @@ def evaluate(
         defect = "expected at least one test document with a label, found none"
         raise DataError(Defect(f"{dataset.path}/labels/test.npz", defect, "ingest again with a larger test split"))
     base = _open_base(scoring, dataset)  # its propensity was checked before the stage began
-    alone, fused = _retrieve(problem, model, encoder, scoring)
+    alone, fused = _retrieve(problem, model, encoder)
     ranking = fused or alone
     measured = measure_ranking(problem, ranking, scoring)
     if fused:  # as published NGAME figures are; those of the encoder alone belong beside
@@ -76,13 +76,13 @@ def evaluate(
     report = gather(problem, ranking, measured, scoring, model, pruned_graph, base, gained)
 
     if scoring.links:
-        measured.metrics.update(_links(problem, model, encoder, scoring))
+        measured.metrics.update(_links(problem, model, encoder))
 
     write_tables(evaluation.path, problem, measured, scoring, report.base)
-    write_predictions(evaluation.path / PREDICTIONS, problem, ranking, scoring.chunk)
+    write_predictions(evaluation.path / PREDICTIONS, problem, ranking)
     documents.write(evaluation.path / PER_DOCUMENT)
     if fused:
-        write_predictions(evaluation.path / ENCODER_PREDICTIONS, problem, alone, scoring.chunk)
+        write_predictions(evaluation.path / ENCODER_PREDICTIONS, problem, alone)
     figures = make_figures(report)
     images = {name: png(figure) for name, figure in figures.items()}
     (evaluation.path / "figures").mkdir()
@@ -105,9 +105,7 @@ def _open_base(scoring: config.ScoringConfig, dataset: Artifact) -> Artifact | N
     return base
 
 
-def _retrieve(
-    problem: Dataset, model: Artifact, encoder: config.EncoderConfig, scoring: config.ScoringConfig
-) -> tuple[Ranking, Ranking | None]:
+def _retrieve(problem: Dataset, model: Artifact, encoder: config.EncoderConfig) -> tuple[Ranking, Ranking | None]:
     """Rankings by the encoder alone, and with the model's label context and classifiers if it has some."""
     sentences = load_trained(model.path, encoder)
     documents = sentences.encode(problem.test.texts)
@@ -116,7 +114,7 @@ def _retrieve(
         raise ArtifactError(f"{model.path}: gives vectors that are not finite; train again with a lower training.lr")
 
     def ranking(vectors: NDArray[np.float32]) -> Ranking:
-        indices, scores = search(documents, vectors, scoring.retrieve, scoring.chunk, problem.candidates)
+        indices, scores = search(documents, vectors, RETRIEVED, candidates=problem.candidates)
         return Ranking(*apply_filter(indices, scores, problem.filter_test, DEPTH))
 
     fused = ranking(fused_labels(model.path, labels)) if has_more(model.path) else None
@@ -140,9 +138,7 @@ def _peers(problem: Dataset, encoder: config.EncoderConfig, scoring: config.Scor
     return metrics
 
 
-def _links(
-    problem: Dataset, model: Artifact, encoder: config.EncoderConfig, scoring: config.ScoringConfig
-) -> dict[str, float]:
+def _links(problem: Dataset, model: Artifact, encoder: config.EncoderConfig) -> dict[str, float]:
     """Link prediction: R@100 of the training documents' raw anchors among all anchors of the set.
 
     Every anchor set of the dataset, but for links to test documents and to the document itself, whatever the model was
@@ -160,7 +156,7 @@ def _links(
         if not len(rows):
             continue
         anchors = sentences.encode(each.texts.texts)
-        found, _ = search(documents[rows], anchors, DEPTH, scoring.chunk)
+        found, _ = search(documents[rows], anchors, DEPTH)
         recall = measure(found, linked[rows], np.ones(linked.shape[1]))["r"][DEPTH - 1]
         metrics[f"links/{name}_r_at_100"] = 100.0 * float(recall)
     return metrics

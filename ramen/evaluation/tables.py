@@ -15,7 +15,14 @@ from ramen.artifacts import write_json, write_text
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import inverse_propensity, label_recall
 from ramen.evaluation.predictions import Ranking
-from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, overall_and_thirds
+from ramen.evaluation.quantiles import (
+    LABEL_DEPTHS,
+    QUANTILES,
+    by_bin,
+    equi_volume_bins,
+    head_torso_tail,
+    overall_and_thirds,
+)
 from ramen.evaluation.report import SLICES
 from ramen.evaluation.report_data import Measured, unlabelled
 
@@ -26,7 +33,7 @@ def measure_ranking(problem: Dataset, ranking: Ranking, scoring: config.ScoringC
     frequency = np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
     inv_p = inverse_propensity(problem.y_train, scoring.propensity_a, scoring.propensity_b)
     thirds = head_torso_tail(frequency)
-    cut = equi_volume_bins(frequency, scoring.quantiles, scoring.quantile_rule)
+    cut = equi_volume_bins(frequency, QUANTILES)
     bins = {str(i): labels for i, labels in enumerate((labels for labels in cut if len(labels)), 1)}
     metrics = overall_and_thirds(indices, y, inv_p, frequency)
     metrics |= {f"label_r_at_{k}": 100.0 * float(np.nanmean(label_recall(indices, y, k))) for k in LABEL_DEPTHS}

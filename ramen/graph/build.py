@@ -22,6 +22,13 @@ from ramen.sampling import keyed_rng
 Edges = dict[Side, sp.csr_matrix]
 """`Side` -> CSR rows x M."""
 
+MAX_NEW = 10
+"""Largest number of anchors that the walk adds to a row; original edges always stay."""
+DEGREE_CAP = 500
+"""Rows and anchors of a higher degree take no part in the walk, as in pyxclib."""
+SEED = 0
+"""Seed of the walk and of `walk.volume`."""
+
 
 @dataclass(frozen=True)
 class BuiltGraphs:
@@ -84,8 +91,7 @@ def build_set(
         clean = without_hubs
     if settings.volume < 1:  # after the hubs, which depend on all edges: a smaller volume then keeps a subset of edges
         clean = {
-            side: sample_edges(clean[side], settings.volume, keyed_rng(settings.seed, f"volume/{name}/{side}"))
-            for side in Side
+            side: sample_edges(clean[side], settings.volume, keyed_rng(SEED, f"volume/{name}/{side}")) for side in Side
         }
     counts |= {f"{side}/clean": int(clean[side].nnz) for side in Side}
     graphs = _walk_sides(clean, self_anchors, settings)
@@ -98,19 +104,14 @@ def build_set(
 
 def _walk_sides(clean: Edges, self_anchors: Edges, settings: WalkConfig) -> dict[Side, Graph]:
     """Add the walk's edges to both sides: `Side` -> graph."""
-    if not settings.hops or not settings.max_new:
+    if not settings.hops:
         no_edges = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
         return {side: add_edges(clean[side], *no_edges) for side in Side}
     shares = walk(
         sp.vstack([clean[side] for side in Side], format="csr"), hops=settings.hops, restart=settings.restart,
-        top_k=settings.top_k, degree_cap=settings.degree_cap, seed=settings.seed, threads=settings.threads,
+        top_k=settings.top_k, degree_cap=DEGREE_CAP, seed=SEED,
     )  # fmt: skip
-    return {
-        side: add_edges(
-            clean[side], *enrich(clean[side], shares, self_anchors[side], settings.max_new, settings.threads)
-        )
-        for side in Side
-    }
+    return {side: add_edges(clean[side], *enrich(clean[side], shares, self_anchors[side], MAX_NEW)) for side in Side}
 
 
 def add_edges(matrix: sp.csr_matrix, anchors: NDArray[np.int32], shares: NDArray[np.float32]) -> Graph:

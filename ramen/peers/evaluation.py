@@ -33,6 +33,6 @@ def evaluate_peer(name: str, task: Task, evaluation: Draft) -> tuple[dict[str, f
     ranking = rank_test_documents(task, rank)
     measured = measure_ranking(task.problem, ranking, task.scoring)
     write_tables(evaluation.path, task.problem, measured, task.scoring, None)
-    write_predictions(evaluation.path / PREDICTIONS, task.problem, ranking, task.scoring.chunk)
+    write_predictions(evaluation.path / PREDICTIONS, task.problem, ranking)
     evaluation.counts.update(counts(task.problem, measured, task.scoring))
     return measured.metrics, seconds

@@ -20,6 +20,7 @@ from sklearn.preprocessing import normalize
 from ramen.errors import RamenError
 from ramen.peers import Rank, Task
 from ramen.peers.tfidf import make_vectoriser
+from ramen.retrieval import RETRIEVED
 
 VARIABLE = "RAMEN_PECOS_PYTHON"
 """Environment variable with the path of the interpreter that has libpecos."""
@@ -72,7 +73,7 @@ def fit(task: Task, method: str, **settings: Any) -> Rank:
     texts = {"train": [problem.train.texts[i] for i in documents], "test": problem.test.texts}
     for name, values in texts.items():
         (folder / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
-    plan = {"method": method, "retrieve": task.scoring.retrieve, "seed": task.training.seed, **settings}
+    plan = {"method": method, "retrieve": RETRIEVED, "seed": task.training.seed, **settings}
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     _run("train", folder)
 
@@ -95,7 +96,7 @@ def sort_scores(
     """
     problem = task.problem
     num_labels = len(problem.labels)
-    indices = np.full((matrix.shape[0], task.scoring.retrieve), num_labels, np.int64)
+    indices = np.full((matrix.shape[0], RETRIEVED), num_labels, np.int64)
     scores = np.full(indices.shape, -np.inf, np.float32)
     for row in range(matrix.shape[0]):
         entries = slice(matrix.indptr[row], matrix.indptr[row + 1])

@@ -28,8 +28,10 @@ from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import use_bf16
 from ramen.peers import Rank, Task
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 from ramen.training.heldout import split_held_out
+from ramen.training.setup import ADAM_EPS
+from ramen.training.trainer import CLIP_NORM
 
 EMBED_BATCH = 256
 MAX_STEPS = 1 << 30
@@ -76,7 +78,7 @@ class TimedTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
 
 def fit(task: Task) -> Rank:
     """Mine negatives with the initial weights, then train until the time limit."""
-    problem, training, scoring = task.problem, task.training, task.scoring
+    problem, training = task.problem, task.training
     clock = Clock(task.seconds, training.lr_warmup_steps)
     datasets.disable_progress_bars()
     load_encoder(task.encoder.name, task.encoder, "cpu").save(task.work / "start")
@@ -102,8 +104,8 @@ def fit(task: Task) -> Rank:
         max_steps=MAX_STEPS,
         learning_rate=training.lr,
         weight_decay=training.weight_decay,
-        adam_epsilon=training.adam_eps,
-        max_grad_norm=training.clip_norm,
+        adam_epsilon=ADAM_EPS,
+        max_grad_norm=CLIP_NORM,
         bf16=bf16,
         use_cpu=device == "cpu",
         batch_sampler="no_duplicates",
@@ -129,7 +131,7 @@ def fit(task: Task) -> Rank:
                 model.encode(texts.texts, batch_size=EMBED_BATCH, show_progress_bar=False).astype(np.float32)
                 for texts in (problem.test, problem.labels)
             )
-        return search(documents, labels, scoring.retrieve, scoring.chunk, problem.candidates)
+        return search(documents, labels, RETRIEVED, candidates=problem.candidates)
 
     return rank
 

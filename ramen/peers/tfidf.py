@@ -19,6 +19,7 @@ from sklearn.preprocessing import normalize
 from ramen.data.dataset import Dataset
 from ramen.peers import Rank, Task
 from ramen.peers.sparse import search_sparse
+from ramen.retrieval import RETRIEVED
 
 SHORT = 200
 """Character n-grams are used if training documents have at most this many characters on average."""
@@ -30,14 +31,14 @@ ROWS = 4096
 
 def fit(task: Task) -> Rank:
     """Fit the vectoriser and compute the labels' vectors."""
-    problem, scoring = task.problem, task.scoring
+    problem = task.problem
     vectoriser = make_vectoriser(problem.train.texts)
     vectoriser.fit([*problem.train.texts, *problem.labels.texts])
     labels = label_vectors(problem, vectoriser)
 
     def rank() -> Any:
         documents = normalize(vectoriser.transform(problem.test.texts))
-        return search_sparse(documents, labels, scoring.retrieve, problem.candidates)
+        return search_sparse(documents, labels, RETRIEVED, problem.candidates)
 
     return rank
 

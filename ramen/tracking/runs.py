@@ -40,6 +40,8 @@ from ramen.tracking.errors import explained, prepare_mlflow, registry_uri, track
 from ramen.tracking.journal import NO_LONG_WAIT, SPOOL_ENV, Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
 
+MAPPING_KNOBS = ("objective.lambdas", "index.gate")
+"""Knobs whose value is a mapping: recorded as one parameter. Other mappings within a section are nested sections."""
 EXPERIMENT = "ramen"
 PARENT_ENV = "RAMEN_PARENT_RUN"
 SWITCH_ENV = "RAMEN_TRACKING"
@@ -170,8 +172,14 @@ def push_kept(folder: Path | None = None) -> tuple[int, int]:
 
 
 def flat_params(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Section values as `section.key` parameters."""
-    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    """Return section values by path: `section.key`, or `section.nested.key` for a nested section."""
+    found: dict[str, Any] = {}
+    for section, keys in sections.items():
+        for key, value in keys.items():
+            path = f"{section}.{key}"
+            nested = isinstance(value, Mapping) and path not in MAPPING_KNOBS
+            found |= flat_params({path: value}) if nested else {path: value}
+    return found
 
 
 def tracking_is_off() -> bool:

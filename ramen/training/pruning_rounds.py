@@ -36,6 +36,9 @@ ARRAYS = ("kept", "now", "ever")
 EDGES_PER_DRAW = 2
 """Edges evaluated per draw that a row may expect in a round: a third is pruned, and a draw needs a remaining edge."""
 
+CONVERGED_AT = 0.995
+"""Pruning stops when the Jaccard similarity of every graph with the previous round exceeds this."""
+
 WARN_BELOW = 0.001
 """Share of removed edges of a graph below which a round warns that the threshold may be too weak."""
 
@@ -144,12 +147,12 @@ class PruningRounds:
         similarity: dict[str, float] = dict(previous["jaccard"]) if previous and converged else {}
         thresholds: dict[str, float] = dict(previous["thresholds"]) if previous and converged else {}
         if (
-            self.settings.enabled
+            self.settings.rule != "none"
             and not converged
             and any(any(s.values()) for s in self.trainer.inputs.active.values())
         ):
             thresholds, similarity = self._prune(number)
-            converged = number > 1 and min(similarity.values(), default=0.0) > self.settings.converged_at
+            converged = number > 1 and min(similarity.values(), default=0.0) > CONVERGED_AT
         pruned = self.pruned
         state.round = number
         state.rounds.append(
@@ -233,8 +236,7 @@ class PruningRounds:
         trained[problem.documents if side is Side.DOCUMENT else problem.labels] = True
         key = int(keyed_rng(self.trainer.settings.seed, f"judged/{name}", number).integers(2**63))
         weights = drawing_weights(self.graphs[name], self.objective.anchor_sampling)
-        chosen = drawable_edges(graph, np.where(trained, limit, 0), weights, key)
-        return chosen & self.decisions[name][side].kept if self.settings.from_previous else chosen
+        return drawable_edges(graph, np.where(trained, limit, 0), weights, key)
 
     def _expected_draws(self, side: Side) -> NDArray[np.float64]:
         """Expected number of steps of a round that draw an anchor for each document or label."""

@@ -140,9 +140,7 @@ class SetSampler:
         """A generator for this set, one step and one purpose."""
         return keyed_rng(seed, f"anchors/{self.name}{purpose}", *position)
 
-    def batch(
-        self, step: Mapping[Side, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator, separate: bool
-    ) -> AnchorBatch:
+    def batch(self, step: Mapping[Side, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator) -> AnchorBatch:
         """Links of a step to the anchors of `pool`; a row whose anchor is not in the pool has no link.
 
         Args:
@@ -150,7 +148,6 @@ class SetSampler:
             drawn: side -> (places in `step`, anchors).
             pool: int64 [A], ascending.
             rng: chooses a row for each anchor.
-            separate: a side's negatives are its own anchors only.
         """
         texts, text_of = np.unique(self.texts[pool], return_inverse=True)
         links: dict[Side, Links] = {}
@@ -158,8 +155,6 @@ class SetSampler:
             inside = np.isin(anchors, pool)
             places, anchors = places[inside], anchors[inside]
             mask = self.masks[side](step[side], texts)[:, text_of]
-            if separate:
-                mask |= ~np.isin(pool, anchors)[None, :]
             positive = np.searchsorted(pool, anchors)
             shuffled = rng.permutation(len(positive))
             columns, first = np.unique(positive[shuffled], return_index=True)
@@ -174,7 +169,6 @@ class StepSampler:
         base: decides the rows of an epoch, their documents and labels, and the negatives.
         batch_size: rows per step; the last step of an epoch may be smaller.
         seed: of all draws.
-        separate_pools: each side's negatives are its own anchors only.
         shared_draws: anchors are drawn by `SharedSampler`, otherwise for each row independently.
         anchor_budget: largest number of distinct anchors of a step, as a share of its documents and labels; 0 = no
             limit.
@@ -187,7 +181,6 @@ class StepSampler:
         base: BaseAlgorithm,
         batch_size: int,
         seed: int,
-        separate_pools: bool = False,
         shared_draws: bool = False,
         anchor_budget: float = 0.0,
         graph_negatives: GraphNegatives | None = None,
@@ -196,7 +189,6 @@ class StepSampler:
         self.base = base
         self.batch_size = batch_size
         self.seed = seed
-        self.separate_pools = separate_pools
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
         self.graph_negatives = graph_negatives
@@ -290,5 +282,5 @@ class StepSampler:
         for s in self.sets:
             at = {side: (place[side][kept], anchors) for side, (kept, anchors) in drawn[s.name].items()}
             rng = s.rng(self.seed, position, "/rows")
-            batches[s.name] = s.batch(step, at, pools[s.name], rng, self.separate_pools)
+            batches[s.name] = s.batch(step, at, pools[s.name], rng)
         return batches

@@ -182,7 +182,7 @@ def test_rows_are_runs_of_an_experiment_of_their_own(tiny_source: Path, tmp_path
 
 
 def test_gains_carry_their_error_clustered_by_group(tiny_source: Path, here: Path) -> None:
-    words = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.quantiles=2")
+    words = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.links=true")
     source = shutil.copytree(tiny_source, here / "source")
     groups = np.arange(20) // 3
     (source / "tst_groups.txt").write_text("".join(f"{group}\n" for group in groups))

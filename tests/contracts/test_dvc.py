@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ramen.config import SECTIONS, parse, resolve, to_yaml
+from ramen.config import SECTIONS, knobs, parse, resolve, to_yaml
 from ramen.stages import PACKAGE, STAGES
+from ramen.tracking import flat_params
 
 ROOT = Path(__file__).resolve().parents[2]
 DVC_YAML = ROOT / "dvc.yaml"
@@ -29,7 +30,6 @@ SMALL = (
     "training.warmup_epochs=1",
     "training.threads=1",
     "pruning.every=1",
-    "scoring.retrieve=100",
     "index.kind=flat",
     "index.model=",
 )
@@ -47,15 +47,14 @@ def test_stages_are_those_of_the_table() -> None:
         artifacts = {dep.removeprefix("artifacts/") for dep in made["deps"] if dep.startswith("artifacts/")}
         assert artifacts == set(stage.reads)
         code = {dep.removeprefix("ramen/") for dep in made["deps"] if dep.startswith("ramen/")}
-        assert code == {*stage.code, "artifacts.py", "config.py", "stages.py", "yamlfile.py"}
+        assert code == {*stage.code, "artifacts.py", "config", "stages.py", "yamlfile.py"}
     assert "${data.path}" in stages["ingest"]["deps"]
 
 
 def test_params_yaml_is_complete_and_valid() -> None:
     tree = yaml.safe_load((ROOT / "params.yaml").read_text())
-    assert {name: set(values) for name, values in tree.items()} == {
-        name: set(section.model_fields) for name, section in SECTIONS.items()
-    }
+    expected = {f"{name}.{path}" for name, section in SECTIONS.items() for path, _ in knobs(section)}
+    assert set(flat_params(tree)) == expected
     parse(tree)
 
 

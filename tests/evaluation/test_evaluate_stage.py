@@ -107,10 +107,11 @@ def test_links_are_asked_of_all_raw_edges_whatever_a_model_kept(tiny_problem: Da
 
 
 def test_metrics_and_predictions_are_those_of_brute_force(
-    inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path
+    inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ramen.evaluation.predictions.ROW_GROUP", 7)
     out, track = tmp_path / "evaluation", Recorder()
-    metrics = run(inputs, out, track, chunk=7)
+    metrics = run(inputs, out, track)
     encoder = load_encoder(inputs["model"], ENCODER)
     scores = encoder.encode(tiny_problem.test.texts) @ encoder.encode(tiny_problem.labels.texts).T
     scores[tiny_problem.filter_test.toarray() > 0] = -np.inf
@@ -147,7 +148,7 @@ def test_slices_add_up_and_counts_are_recorded(inputs: dict[str, Path], tmp_path
 
 
 def test_quantile_tables_agree_with_the_metrics(inputs: dict[str, Path], tmp_path: Path) -> None:
-    metrics = run(inputs, tmp_path / "evaluation", quantiles=4)
+    metrics = run(inputs, tmp_path / "evaluation")
     with (tmp_path / "evaluation/quantiles.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert sum(int(row["labels"]) for row in rows) == 30
@@ -157,8 +158,9 @@ def test_quantile_tables_agree_with_the_metrics(inputs: dict[str, Path], tmp_pat
     assert [row["value"] for row in long] == [row["p_at_5"] for row in rows]
 
 
-def test_figures_and_report(inputs: dict[str, Path], tmp_path: Path) -> None:
-    run(inputs, tmp_path / "evaluation", samples=3)
+def test_figures_and_report(inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramen.evaluation.report_data.SAMPLES", 3)
+    run(inputs, tmp_path / "evaluation")
     stems = {file.stem for file in (tmp_path / "evaluation/figures").glob("*.png")}
     assert stems == {"quantiles", "training", "edges"}
     html = (tmp_path / "evaluation/report.html").read_text()
@@ -178,16 +180,17 @@ def test_damaged_history_is_named(tiny_problem: Dataset, tmp_path: Path, history
         run(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
 
 
-def test_base_is_set_beside(inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_base_is_set_beside(inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramen.evaluation.report_data.SAMPLES", 2)
     base = run(inputs, tmp_path / "base")
-    metrics = run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), samples=2)
+    metrics = run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"))
     stored = json.loads((tmp_path / "evaluation/metrics.json").read_text())
     assert {key.removeprefix("base/"): value for key, value in stored.items() if key.startswith("base/")} == base
     assert {key: value for key, value in metrics.items() if not key.startswith("gain")} == base
     assert metrics["gain/tail/p_at_1"] == metrics["gain_se/tail/p_at_1"] == 0
     html = (tmp_path / "evaluation/report.html").read_text()
     assert html.count("<h3>BASE</h3>") == 2 and '<span class="delta even">+0.00 ±0.00</span>' in html
-    again = run(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"), samples=0)
+    again = run(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"))
     assert again == metrics
     stored = json.loads((tmp_path / "third/metrics.json").read_text())
     assert not any(key.startswith(("base/base/", "base/gain")) for key in stored), "a base's own base is not passed on"

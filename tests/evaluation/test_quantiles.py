@@ -13,37 +13,29 @@ STEPS = [10, 6, 5, 4, 3, 2, 2, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("frequency", "rule", "expected"),
+    ("frequency", "expected"),
     [
-        (STEPS, "pyxclib", [[], [0], [1], [2], list(range(3, 11))]),
-        (STEPS, "paper", [[0], [1, 2], [3, 4, 5], list(range(6, 11))]),
-        ([100, 3, 2, 1], "pyxclib", [[], [0], [1, 2, 3]]),
-        ([100, 3, 2, 1], "paper", [[0], [1, 2, 3]]),
+        (STEPS, [[], [0], [1], [2], list(range(3, 11))]),
+        ([100, 3, 2, 1], [[], [0], [1, 2, 3]]),
     ],
 )
-def test_bins_are_golden(frequency: list[int], rule: str, expected: list[list[int]]) -> None:
-    assert [labels.tolist() for labels in equi_volume_bins(np.array(frequency), 5, rule)] == expected  # type: ignore[arg-type]
+def test_bins_are_golden(frequency: list[int], expected: list[list[int]]) -> None:
+    assert [labels.tolist() for labels in equi_volume_bins(np.array(frequency), 5)] == expected
 
 
-@pytest.mark.parametrize("rule", ["pyxclib", "paper"])
 @pytest.mark.parametrize("seed", range(5))
-def test_bins_follow_the_rules_label_by_label(rule: str, seed: int) -> None:
+def test_bins_follow_the_rule_label_by_label(seed: int) -> None:
     rng = np.random.default_rng(seed)
     frequency, q = rng.zipf(1.6, 200).clip(max=400) - 1, int(rng.integers(1, 7))
     order, bins, volume = np.argsort(-frequency, kind="stable"), [[]], 0
     for label in order:
-        if rule == "pyxclib" and volume + frequency[label] > frequency.sum() // q and len(bins) < q:
+        if volume + frequency[label] > frequency.sum() // q and len(bins) < q:
             bins.append([])
             volume = 0
         bins[-1].append(label)
         volume += frequency[label]
-        if rule == "paper" and volume > frequency.sum() / q and len(bins) < q:
-            bins.append([])
-            volume = 0
     expected = [list(labels) for labels in bins]
-    if rule == "paper" and not expected[-1]:
-        expected.pop()
-    assert [labels.tolist() for labels in equi_volume_bins(frequency, q, rule)] == expected  # type: ignore[arg-type]
+    assert [labels.tolist() for labels in equi_volume_bins(frequency, q)] == expected
 
 
 @pytest.mark.parametrize("frequency", [[100, 3, 2, 1], [1, 1, 1], [5, 0, 0, 5, 9], STEPS, [0, 1, 1000, 1000]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -133,19 +134,19 @@ def test_row_is_never_its_own_anchor_even_after_the_walk() -> None:
     assert (result.graphs["train"].csr().toarray().diagonal() == 0).all()
 
 
-def test_walk_keeps_all_clean_edges_and_adds_at_most_max_new(tiny_problem: Dataset) -> None:
+def test_walk_keeps_all_clean_edges_and_adds_at_most_max_new(
+    tiny_problem: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramen.graph.build.MAX_NEW", 3)
     for name in tiny_problem.anchor_sets:
-        clean, walked = (build_graphs(tiny_problem, name, WalkConfig(hops=hops, max_new=3)) for hops in (0, 400))
+        clean, walked = (build_graphs(tiny_problem, name, WalkConfig(hops=hops)) for hops in (0, 400))
         for side in ("train", "labels"):
             before, after = clean[side].csr(), walked[side].csr()
             assert (after - before).min() >= 0
             np.testing.assert_array_equal(walked[side].select(walked[side].original).indices, clean[side].indices)
             assert ((after - before).sum(1) <= 3).all()
             assert (walked[side].weight > 0).all() and (walked[side].weight[walked[side].original] == 1).all()
-    assert (
-        build_graphs(tiny_problem, "links", WalkConfig(hops=400, max_new=3))["train"].num_edges
-        > clean["train"].num_edges
-    )
+    assert build_graphs(tiny_problem, "links", WalkConfig(hops=400))["train"].num_edges > clean["train"].num_edges
 
 
 def test_hub_cap_removes_all_edges_of_hubs(tiny_problem: Dataset) -> None:
@@ -198,13 +199,17 @@ def write_dataset(problem: Dataset, path: Path) -> Path:
     return path
 
 
-def test_stage_output_does_not_depend_on_number_of_threads(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_stage_output_does_not_depend_on_number_of_threads(
+    tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = write_dataset(tiny_problem, tmp_path / "dataset")
     digests = []
+    cores = numba.config.NUMBA_NUM_THREADS
     for threads in (1, 2):
+        monkeypatch.setattr("numba.config.NUMBA_NUM_THREADS", min(threads, cores))
         run_stage(
             "build-graph",
-            sections={"walk": {"threads": threads}},
+            sections={"walk": {"hops": 40}},
             inputs={"dataset": dataset},
             outputs={"graph": tmp_path / f"graph{threads}"},
         )

@@ -47,7 +47,7 @@ def test_champion_labels_match_by_uid_and_unknown_labels_are_missed(
     write_evaluation(tmp_path, tiny_problem, "perfect")
     encoder = load_encoder(artifacts["model"].path, EncoderConfig())
     order = np.random.default_rng(0).permutation(30)[:25]  # the champion lacks five labels
-    obsolete = 201 * tiny_problem.test.texts  # unknown to the candidate, nearest to all queries, more than RETRIEVE
+    obsolete = 201 * tiny_problem.test.texts  # unknown to the candidate, nearest to all queries, more than RETRIEVED
     uids = [*(tiny_problem.labels.uids[i] for i in order), *(f"obsolete {i}" for i in range(len(obsolete)))]
     texts = [*(tiny_problem.labels.texts[i] for i in order), *obsolete]
     champion = Retriever(encoder, build_index(encoder.encode(texts), IndexConfig(kind=kind)), uids, texts)

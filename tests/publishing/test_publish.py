@@ -336,8 +336,12 @@ def test_a_broken_query_writes_nothing(publish: Publish, track: Any, tmp_path: P
     assert not out.exists()
 
 
-def test_recall_below_the_gate_keeps_the_alias_away(publish: Publish, track: Any) -> None:
-    _, metrics = publish(track, hnsw_m=2, ef_construction=8, ef_search=8, min_recall=1.0, recall_k=20)
+def test_recall_below_the_gate_keeps_the_alias_away(
+    publish: Publish, track: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramen.index.build.EF_CONSTRUCTION", 8)
+    monkeypatch.setattr("ramen.publishing.stage.RECALL_DEPTH", 20)
+    _, metrics = publish(track, kind="HNSW2,Flat", ef_search=8, min_recall=1.0)
     assert metrics["ann_recall_at_20"] < 1.0 and metrics["promoted"] == 0
     with pytest.raises(RamenError, match="no alias 'champion'; it has: none"):
         load_version("ramen", "champion")
