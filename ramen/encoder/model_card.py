@@ -59,7 +59,7 @@ def write_model_card(
     Args:
         folder: written by `SentenceEncoder.save`.
         sections: section name -> values that the model was trained with.
-        dataset: manifest of the dataset.
+        dataset: manifest of the dataset; the card lists its sizes if its `counts` hold them.
         counts: `epochs`, `steps` and `documents` of the training.
         heldout_p_at_1: on held-out training documents, in percent.
         test_metrics: of an evaluation, in percent; listed in place of the held-out figure.
@@ -97,14 +97,14 @@ def write_model_card(
         dimension=pooling["word_embedding_dimension"],
         pooling="CLS" if pooling["pooling_mode_cls_token"] else "mean",
         data_name=data_name,
-        data=dataset["counts"],
+        data=dataset["counts"] if {"documents", "labels", "pairs", "anchor_sets"} <= set(dataset["counts"]) else None,
         metrics=metrics,
         measured_on=measured_on,
         base=base,
         counts=counts,
         version=__version__,
         settings=_changed_settings(sections),
-        citations="\n\n".join(_bibtex(paper) for paper in papers),
+        citations="\n\n".join(bibtex(paper) for paper in papers),
     )
     write_text(folder / CARD_FILE, text)
 
@@ -152,7 +152,8 @@ def _yaml(values: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=1000))
 
 
-def _bibtex(paper: str) -> str:
+def bibtex(paper: str) -> str:
+    """Return the BibTeX entry of a key of `PAPERS`."""
     author, title, venue, year = PAPERS[paper]
     fields = {"author": f"{author} and others", "title": title, "booktitle": venue, "year": year}
     lines = [f"  {name:9} = {{{value}}}" for name, value in fields.items()]
