@@ -108,7 +108,8 @@ def _tracked(settings: Config, track: bool) -> Iterator[None]:
         yield
         return
     use_project_store()
-    with start_pipeline_run("ramen", config.to_yaml(settings), sections=settings.sections()):
+    used = {section for stage in TRAINING_STAGES for section in STAGES[stage].sections}  # not `data`: it is in memory
+    with start_pipeline_run("ramen", config.to_yaml(settings), sections=settings.sections(used)):
         yield
 
 

@@ -105,8 +105,8 @@ class GraphRegularizedLoss(nn.Module):
         columns = [dict(features) for features in sentence_features]
         if len(columns) < 4 or len(columns) % 2:
             raise ValueError(
-                f"GraphRegularizedLoss: found {len(columns)} text columns; expected query, positive, and query_neighbour, "
-                "positive_neighbour for each graph"
+                f"GraphRegularizedLoss: found {len(columns)} text columns; expected query, positive, and of each graph "
+                "query_neighbour, positive_neighbour"
             )
         ids, is_empty = text_ids(columns, self._empty)
         vectors = [nn.functional.normalize(self.model(features)["sentence_embedding"], dim=-1) for features in columns]
@@ -188,7 +188,7 @@ class _Pool:
         mask_BA |= _equal(row_ids, anchor_ids) | _any_common(true_BB, _equal(partner_ids, anchor_ids))
         rows_R = known_B.nonzero().squeeze(1)
         positive_R = self._column[side][rows_R]
-        drawn_C = positive_R.unique()
+        drawn_C: Tensor = positive_R.unique()  # type: ignore[no-untyped-call]
         row_C = rows_R[_equal(drawn_C, positive_R).int().argmax(1)] if len(drawn_C) else drawn_C
         return Links(rows_R, positive_R, mask_BA, drawn_C, row_C)
 
