@@ -297,7 +297,10 @@ class SentenceEncoder(nn.Module):
         write_json(folder / "1_Pooling" / "config.json", pooling)
         write_json(folder / "2_Normalize" / "config.json", {})
         write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine", "prompts": {}})
-        write_json(folder / SETTINGS_FILE, {"max_seq_length": self.settings.max_length, "do_lower_case": False})
+        settings: dict[str, Any] = {"max_seq_length": self.settings.max_length, "do_lower_case": False}
+        if getattr(self.transformer, "pooler", self) is None:  # else loaders report that its weights are missing
+            settings["model_args"] = {"add_pooling_layer": False}
+        write_json(folder / SETTINGS_FILE, settings)
 
 
 def use_bf16(precision: str, device_type: str) -> bool:
