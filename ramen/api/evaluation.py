@@ -44,7 +44,7 @@ def evaluate(model: Any, dataset: Dataset, **scoring: Any) -> dict[str, float]:
     settings = cast(ScoringConfig, parse_section("scoring", scoring))
     if not dataset.y_test.nnz:
         raise DataError(Defect("dataset", "expected a test document with a label, found none", "change the split"))
-    indices = _ranked(model.model if isinstance(model, Run) else model, dataset, settings)
+    indices = _ranked(model.model if isinstance(model, Run) else model, dataset)
     kept = apply_filter(indices, np.zeros(indices.shape, np.float32), dataset.filter_test, DEPTH)
     return measure_ranking(dataset, Ranking(*kept), settings).metrics
 
