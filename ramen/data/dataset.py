@@ -136,7 +136,7 @@ class Dataset:
 
     @property
     def unseen(self) -> NDArray[np.int64]:
-        """Labels hidden from training because only they are ranked at test (zero-shot): int64, ascending; else empty."""
+        """Labels hidden from training, the only ones ranked at test (zero-shot): int64, ascending; else empty."""
         return np.zeros(0, np.int64) if self.candidates is None else self.candidates
 
     @cached_property

@@ -75,7 +75,7 @@ def count_items(dataset: Dataset) -> dict[str, Any]:
 
 
 def summary_metrics(dataset: Dataset) -> dict[str, float]:
-    """Return flat metrics: counts, labels per document, and `anchors/S`, `edges/S/train`, `edges/S/labels` per set S."""
+    """Return flat metrics: counts, labels per document, and `anchors/S`, `edges/S/train`, `edges/S/labels` of set S."""
     counts = count_items(dataset)
     metrics = {key: float(value) for key, value in counts.items() if key != "anchor_sets"}
     metrics["labels_per_document"] = dataset.y_train.nnz / max(len(dataset.train), 1)
