@@ -208,7 +208,7 @@ def is_valid_value(values: Any) -> Any:
 def add_invalid_value(path: Path, value: float, defects: Defects, *, line: int, field: str | None = None) -> None:
     """Record a value for which `is_valid_value` is false."""
     found = str(value).removesuffix(".0")
-    fix = "leave out a pair that is not true, or set its value to 0"
+    fix = "leave out false pairs, or set them to 0"
     defects.add(path, f"expected a value of 0 or more, found {found}", fix, line=line, field=field)
 
 
