@@ -16,7 +16,7 @@ import pytest
 
 from ramen import config
 from ramen.data.dataset import Dataset
-from ramen.data.filters import apply_rule
+from ramen.data.filters import apply_filter_rule
 from ramen.data.sources import debian, fingerprint
 from ramen.data.sources.lines import Defects
 from ramen.data.sources.packages import (
@@ -196,16 +196,16 @@ def test_missing_or_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         debian.read(settings)
     assert str(error.value) == (
-        f"{path}:1: not a package record in JSON (source: expected a string, found None); remove the file and run `ramen fetch`"
+        f"{path}:1: not a package record in JSON (source: expected a string, found None); "
+        "remove the file and run `ramen fetch`"
     )
 
 
 def test_build_dataset_makes_documents_labels_and_anchor_sets() -> None:
     items = parse_packages(enumerate(PACKAGES.split("\n"), 1), Path("Packages"), Defects())
     dataset = debian.build_dataset({item.name: item for item in items}, config.DataConfig(test_fraction=1e-9))
-    assert labels_by_document(dataset, "train") == {"alpha": {"zeta"}, "zeta": {"alpha", "beta"}}, (
-        "no self pairs, no packages outside the archive"
-    )
+    found = labels_by_document(dataset, "train")
+    assert found == {"alpha": {"zeta"}, "zeta": {"alpha", "beta"}}, "no self pairs, no packages outside the archive"
     assert dataset.labels.uids == ["alpha", "beta", "zeta"]
     assert dataset.train.texts == ["alpha: first of the letters", "zeta: last of the letters"]
     sets = dataset.anchor_sets
@@ -256,7 +256,7 @@ def test_subset_keeps_only_used_labels_and_anchors() -> None:
 def test_reciprocal_pairs_are_filtered_for_test_documents_only() -> None:
     """Training document B has label A: the reversed edge leaks label B of test document A."""
     packages = make_sibling_archive(40)
-    dataset, counts = apply_rule(debian.build_dataset(packages, config.DataConfig(test_fraction=0.4)), "auto")
+    dataset, counts = apply_filter_rule(debian.build_dataset(packages, config.DataConfig(test_fraction=0.4)), "auto")
     train, filters = labels_by_document(dataset, "train"), labels_by_document(dataset, "test", "filter")
     labels = set(dataset.labels.uids)
     expected = {a: ({a} | {b for b, targets in train.items() if a in targets}) & labels for a in dataset.test.uids}
@@ -303,23 +303,14 @@ def test_split_depends_only_on_the_seed() -> None:
     ],
 )
 def test_invalid_package_record_names_the_field(tmp_path: Path, change: dict[str, object], expected: str) -> None:
-    record = {
-        "name": "a",
-        "source": "a",
-        "description": "",
-        "depends": [],
-        "recommends": [],
-        "suggests": [],
-        "tags": [],
-    }
+    lists = {"depends": [], "recommends": [], "suggests": [], "tags": []}
+    record = {"name": "a", "source": "a", "description": "", **lists}
     path = tmp_path / "debian.jsonl"
     path.write_text(json.dumps(record) + "\n" + json.dumps(record | change) + "\n")
     with pytest.raises(DataError) as error:
         debian.read(config.DataConfig(path=str(path)))
-    assert (
-        str(error.value)
-        == f"{path}:2: not a package record in JSON ({expected}); remove the file and run `ramen fetch`"
-    )
+    fix = "remove the file and run `ramen fetch`"
+    assert str(error.value) == f"{path}:2: not a package record in JSON ({expected}); {fix}"
 
 
 def test_fetch_refuses_to_overwrite_other_files(tmp_path: Path) -> None:

@@ -93,10 +93,9 @@ def test_data_without_self_or_reciprocal_pairs_is_unchanged(tiny_problem: Datase
 def test_held_out_documents_are_filtered_like_test_documents() -> None:
     """Documents 0 and 2 have each other as labels; 0 is held out, so the pair of 2 leaks the pair of 0."""
     names = PAGES[:4]
-    y_train = csr([[2], [3], [0], [1]], 4)
-    dataset = Dataset(
-        make_texts(names), make_texts(["x"]), make_texts(names), y_train, csr([[1]], 4), csr([[]] * 4, 4), csr([[]], 4)
-    )
+    y_train, y_test = csr([[2], [3], [0], [1]], 4), csr([[1]], 4)
+    train, test, labels = make_texts(names), make_texts(["x"]), make_texts(names)
+    dataset = Dataset(train, test, labels, y_train, y_test, csr([[]] * 4, 4), csr([[]], 4))
     dataset, _ = apply_filter_rule(dataset, "auto")
     self_pairs = {(i, i) for i in range(4)}
     assert pair_set(heldout_filter(dataset, np.array([0]))) == self_pairs | {(0, 2)}

@@ -115,9 +115,8 @@ def test_invalid_gzip_is_reported_without_a_line(tmp_path: Path) -> None:
     path, defects = tmp_path / "m.txt.gz", Defects()
     path.write_bytes(b"no gzip at all")
     read_matrix(path, defects)
-    assert len(defects.found) == 1 and str(defects.found[0]).startswith(
-        f"{path}: cannot be decompressed (Not a gzipped"
-    )
+    (defect,) = defects.found
+    assert str(defect).startswith(f"{path}: cannot be decompressed (Not a gzipped")
 
 
 def test_damaged_npz_is_a_defect_and_never_unpickled(tmp_path: Path) -> None:
@@ -184,7 +183,7 @@ def test_all_npz_formats_and_dtypes_are_read(tmp_path: Path, form: str, dtype: o
     assert not defects.found and found.toarray().tolist() == wanted.tolist()
 
 
-def write_false_claim(path: Path, count: int, *, claimed_bytes: int | None = None) -> Path:
+def write_claim(path: Path, count: int, *, claimed_bytes: int | None = None) -> Path:
     """Write an archive whose array `data` claims `count` values but has 3."""
     write_npz(path, data=None)
     header = io.BytesIO()
@@ -198,11 +197,9 @@ def write_false_claim(path: Path, count: int, *, claimed_bytes: int | None = Non
 
 def test_npz_claims_are_checked_before_memory_is_allocated(tmp_path: Path) -> None:
     cases = {
-        write_false_claim(
-            tmp_path / "a.npz", 10**12
-        ): "`data` claims (1000000000000,) float32 values, but holds 12 bytes",
-        write_false_claim(tmp_path / "b.npz", 10**12, claimed_bytes=4 * 10**12 + 128): "more than the file can hold",
-        write_false_claim(tmp_path / "c.npz", 10**5, claimed_bytes=4 * 10**5 + 128): "",
+        write_claim(tmp_path / "a.npz", 10**12): "`data` claims (1000000000000,) float32 values, but holds 12 bytes",
+        write_claim(tmp_path / "b.npz", 10**12, claimed_bytes=4 * 10**12 + 128): "more than the file can hold",
+        write_claim(tmp_path / "c.npz", 10**5, claimed_bytes=4 * 10**5 + 128): "",
     }
     tracemalloc.start()
     for path, expected in cases.items():
@@ -274,18 +271,15 @@ def test_npz_with_duplicate_column_is_refused(tmp_path: Path) -> None:
     path, defects = tmp_path / "m.npz", Defects()
     sp.save_npz(path, sp.csr_matrix((np.ones(3), np.array([0, 2, 2]), np.array([0, 1, 3])), shape=(2, 4)))
     read_matrix(path, defects)
-    assert [str(defect) for defect in defects.found] == [
-        f"{path}:2: duplicate column 2 in this row; list each column once"
-    ]
+    (defect,) = defects.found
+    assert str(defect) == f"{path}:2: duplicate column 2 in this row; list each column once"
 
 
 @pytest.mark.parametrize(
     ("text", "pairs"),
     [("", []), ("1 2\n", [(1, 2)]), ("0 0\n\n0 0\n2\t3", [(0, 0), (2, 3)]), ("1,2\n", [(1, 2)])],
 )
-def test_filter_file_may_be_empty_or_have_repeated_pairs(
-    tmp_path: Path, text: str, pairs: list[tuple[int, int]]
-) -> None:
+def test_filter_file_may_be_empty_or_repeat_pairs(tmp_path: Path, text: str, pairs: list[tuple[int, int]]) -> None:
     path, defects = tmp_path / "filter_labels_test.txt", Defects()
     path.write_text(text)
     found = read_pairs(path, (3, 4), defects)
@@ -320,9 +314,7 @@ def test_duplicate_columns_are_one_defect_per_row(tmp_path: Path) -> None:
     assert [defect.line for defect in defects.found] == [2, 3]
 
 
-def test_compressed_file_with_too_many_lines_for_its_size_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compressed_file_with_too_many_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramen.data.sources.lines.MAX_LINE", 1 << 12)
     packed, plain = tmp_path / "filter.txt.gz", tmp_path / "filter.txt"
     packed.write_bytes(gzip.compress(b"0 0\n" * 100_000))

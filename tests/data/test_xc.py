@@ -148,9 +148,7 @@ def test_broken_groups_are_refused(xc_folder: Path, file: str, text: str, expect
     assert expected in str(caught.value)
 
 
-def test_json_layout_is_read_and_folder_name_decides_text_fields(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_layout_and_text_fields_by_folder_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_json(tmp_path / "LF-Things")
     full = xc.read(make_settings(folder))
     fields = "texts are title and content (data.text=auto: no 'Titles' in the folder's name)"
