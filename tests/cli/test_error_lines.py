@@ -56,7 +56,7 @@ def invoke(*arguments: str) -> Result:
         ("ingest --source xc --path nowhere", "error: nowhere: no such", 3),
         (
             "ingest --source debian --path .",
-            "error: .: a folder, where data.source = debian reads a file; for one in",
+            "error: .: data.source = debian reads a file, found a folder; for a folder in",
             3,
         ),
         ("ingest --source debian --path none.gz", "error: none.gz: no such file or folder; run `ramen fetch`", 3),
@@ -86,7 +86,7 @@ def test_refusal(arguments: str, line: str, code: int) -> None:
     [
         (
             "ingest --source xc --path file",
-            "error: file: a file, where data.source = xc reads a folder; set data.path",
+            "error: file: data.source = xc reads a folder, found a file; set data.path",
             3,
         ),
         ("config -o file/x.yaml", "error: file: is a file, expected a directory", 1),
