@@ -101,9 +101,9 @@ def run_tokens(folder: Path, labels: int) -> None:
     from ramen.config import EncoderConfig
     from ramen.data.dataset import Dataset
     from ramen.encoder.loading import load_encoder
-    from ramen.training.setup import text_table
+    from ramen.training.inputs import tokenise
 
-    text_table(load_encoder("tiny", EncoderConfig(name="tiny")), Dataset.read(folder / "dataset"))
+    tokenise(load_encoder("tiny", EncoderConfig(name="tiny")), Dataset.read(folder / "dataset"))
 
 
 def run_retrieval(folder: Path, labels: int) -> None:

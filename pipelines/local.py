@@ -20,7 +20,7 @@ import psutil
 from components.step import EXIT_LINE
 from pipelines.ramen import Outputs, build
 from ramen.artifacts import apply_umask, read_json
-from ramen.cleanup import forget_warmup
+from ramen.cleanup import forget_result
 from ramen.config import Config
 from ramen.errors import ERROR, Interrupted, RamenError, warn
 from ramen.provenance import ARM_ENV
@@ -70,8 +70,14 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
             try:
                 finished = _run(pipeline, console)
             except RamenError as error:
-                if not forget_warmup(store, str(error)):
+                text, _, remedy = str(error).rpartition("; ")
+                stage = forget_result(store, str(error)) if remedy.startswith("run ") else ""
+                if not stage:
                     raise
+                if "removed by `ramen gc`" not in text:
+                    damaged = RamenError(f"{text}; run the same command again, which computes {stage} again")
+                    damaged.exit_code = error.exit_code
+                    raise damaged from None
                 warn("`ramen gc` removed the training state that prune-retrain needs: warmup runs again")
                 console.cached.clear()
                 finished = _run(pipeline, console)

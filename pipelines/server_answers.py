@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import urllib3
 
+from ramen.deadline import call_within
 from ramen.errors import RamenError
 
 CONNECT_SECONDS, READ_SECONDS, ANSWER_SECONDS = 10.0, 30.0, 60.0
@@ -54,32 +54,37 @@ class CheckedPool:
         """Send a request and read the whole answer.
 
         Raises:
-            RamenError: a redirect, an error status, no JSON object, or an answer too slow or too large.
+            RamenError: a redirect, an error status, no JSON object, or an answer that is too large.
+            TimeoutError: the answer is not complete in time.
             urllib3.exceptions.HTTPError: no connection, or one that ends in the middle of the answer.
         """
         settings |= {
             "timeout": urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS),
-            "retries": urllib3.Retry(connect=1, read=0, redirect=0, status=0, other=0),
+            # a 503 with Retry-After would be an error without its status
+            "retries": urllib3.Retry(
+                connect=1, read=0, redirect=0, status=0, other=0, respect_retry_after_header=False
+            ),
             "redirect": False,  # a POST would arrive as a GET, and a login page is no answer
             "preload_content": False,
         }
-        response = self._pool.request(method, url, **settings)
-        try:
-            answer = Answer(response.status, str(response.reason or ""), _body(response), response.headers)
-        finally:
-            response.close()
+        answer: Answer = call_within(ANSWER_SECONDS, self._answer, method, url, **settings)
         _check(answer)
         return answer
 
+    def _answer(self, method: str, url: str, **settings: Any) -> Answer:
+        response = self._pool.request(method, url, **settings)
+        try:
+            return Answer(response.status, str(response.reason or ""), _body(response), response.headers)
+        finally:
+            response.close()
+
 
 def _body(response: Any) -> bytes:
-    until, held = time.monotonic() + ANSWER_SECONDS, bytearray()
+    held = bytearray()
     while part := response.read1(1 << 16):
         held += part
         if len(held) > MOST_BYTES:
             raise RamenError(f"the answer is larger than {MOST_BYTES:,} bytes")
-        if time.monotonic() > until:
-            raise RamenError(f"the answer is not complete after {ANSWER_SECONDS:g} s")
     return bytes(held)
 
 

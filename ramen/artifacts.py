@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -264,9 +265,9 @@ def check_outputs(outputs: Mapping[str, str | os.PathLike[str]], read: Mapping[s
     Raises:
         ArtifactError: an output would.
     """
-    taken = {Path(path).resolve(): name for name, path in read.items()}
+    taken = {Path(os.path.realpath(path)): name for name, path in read.items()}
     for name, place in outputs.items():
-        whole, option = Path(place).resolve(), f"--{name.replace('_', '-')}"
+        whole, option = Path(os.path.realpath(place)), f"--{name.replace('_', '-')}"
         for other, its in taken.items():
             if whole.is_relative_to(other) or other.is_relative_to(whole):
                 raise ArtifactError(f"{place}: is the place of {its} too; give {name} another {option}")
@@ -651,7 +652,9 @@ def read_json(file: Path, form: Any = Any, *, remedy: str = RERUN) -> Any:
     from pydantic_core import from_json
 
     with reading(file, remedy):
-        if (size := file.stat().st_size) > JSON_BYTES:
+        if not stat.S_ISREG((found := file.stat()).st_mode):  # a pipe or a device may never end
+            raise ArtifactError(f"{file}: is not a file; {remedy}")
+        if (size := found.st_size) > JSON_BYTES:
             raise ArtifactError(f"{file}: {size:,} bytes, expected at most {JSON_BYTES:,}; {remedy}")
         data = file.read_bytes()
     try:

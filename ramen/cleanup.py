@@ -67,11 +67,12 @@ def find_unneeded(out: Path, runs: Path, studies: Path, *, unfinished: bool = Fa
     Raises:
         RamenError: neither folder was written by ramen, or a run is in progress.
     """
-    results = [path for path in sorted(runs.glob("ramen-*/*")) if _is_result(path)]
+    own = [run for run in sorted(runs.glob("ramen-*")) if run.is_dir() and not run.is_symlink()]
+    results = [path for run in own for path in sorted(run.iterdir()) if _is_result(path)]
     rows = [path for path in sorted((studies / "cache").glob("*-*")) if _is_result(path, path.name.rpartition("-")[0])]
     if not results and not rows:
         raise RamenError(f"{out}: no results of `ramen run` or `ramen ablate` ({studies}); give --out or --studies")
-    for run in sorted(runs.glob("ramen-*")):
+    for run in own:
         if not _finished(run) and _in_progress(run):
             raise RamenError(f"{run}: a run is in progress, or was killed just now; wait for it to end")
     waiting = inputs_in_use()
@@ -90,12 +91,12 @@ def find_unneeded(out: Path, runs: Path, studies: Path, *, unfinished: bool = Fa
 def delete(removals: Sequence[Removal], runs: Path) -> None:
     """Delete what `find_unneeded` listed, and the cache entries that refer to it."""
     for removal in removals:
-        if (removal.path / DRAFT_MARKER).is_file():
+        if _is_draft(removal.path):
             shutil.rmtree(removal.path)
         elif removal.path.is_dir():
             # the entry first: a run killed meanwhile must not leave one that refers to half a result
             place = f"{removal.path.absolute()}/"
-            for entry in runs.glob("cache/*.json"):
+            for entry in filter(Path.is_file, runs.glob("cache/*.json")):
                 text = entry.read_bytes()
                 if os.fsencode(place) in text or json.dumps(place)[1:-1].encode() in text:
                     entry.unlink(missing_ok=True)
@@ -112,7 +113,7 @@ def _delete_result(result: Path) -> None:
     for place in list(result.iterdir()):
         if place.name in STAGES[_stage_of(result)].writes:
             delete_artifact(place, KINDS[place.name])
-        elif (place / DRAFT_MARKER).is_file():
+        elif _is_draft(place):
             shutil.rmtree(place)
         elif place.name in RECORDS and place.is_file():
             place.unlink()
@@ -120,21 +121,35 @@ def _delete_result(result: Path) -> None:
         result.rmdir()
 
 
-def forget_warmup(runs: Path, error: str) -> bool:
-    """Drop the cache entry of a warm-up whose missing training state an error reports; whether there was one."""
-    found = False
+def forget_result(runs: Path, error: str) -> str:
+    """Drop the cache entry of the result that an error reports as damaged or incomplete.
+
+    Args:
+        runs: folder of the local runner.
+        error: message of the stage that reads the result.
+
+    Returns:
+        The stage that wrote the result; empty if there is no such entry.
+    """
+    stage = ""
     for entry in runs.glob("cache/*.json"):
         with suppress(ArtifactError):
-            place = read_json(entry, _CacheEntry).get("warm_model", {}).get("uri", "")
-            if not place or f"{place}: " not in error:
-                continue
-            entry.unlink(missing_ok=True)
-            found = True
-    return found
+            for name, facts in read_json(entry, _CacheEntry).items():
+                place = str(facts.get("uri", ""))
+                if place and (f"{place}: " in error or f"{place}/" in error):
+                    entry.unlink(missing_ok=True)
+                    stage = next((each.name for each in STAGES.values() if name in each.writes), stage)
+    return stage
 
 
 def _stage_of(result: Path) -> str:
     return result.name if result.name in STAGES else result.name.rpartition("-")[0]
+
+
+def _is_draft(place: Path) -> bool:
+    """Whether a folder is an artifact that a process began to write; users' folders have other names."""
+    named = place.name.startswith(".") and place.suffix == ".tmp"
+    return named and not place.is_symlink() and (place / DRAFT_MARKER).is_file()
 
 
 def _is_result(path: Path, stage: str = "") -> bool:
@@ -145,7 +160,7 @@ def _is_result(path: Path, stage: str = "") -> bool:
     return all(
         each.is_dir() and not each.is_symlink()
         if each.name in STAGES[stage].writes
-        else (each.name in RECORDS and each.is_file()) or (each / DRAFT_MARKER).is_file()
+        else (each.name in RECORDS and each.is_file()) or _is_draft(each)
         for each in path.iterdir()
     )
 
@@ -159,14 +174,15 @@ def _manifests(result: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def _protected(out: Path) -> set[Path] | None:
     """Artifacts that links under `out` lead to, and the base's evaluations that these name; None without links."""
-    linked = {link.resolve() for link in out.glob("*/*") if link.is_symlink()}
+    linked = {Path(os.path.realpath(link)) for link in out.glob("*/*") if link.is_symlink()}
     if not linked:
         return None
     for artifact in list(linked):
         if artifact.name == "evaluation" and (artifact / MANIFEST).exists():
             scoring = read_manifest(artifact, "evaluation")["sections"].get("scoring", {})
             if scoring.get("base"):
-                linked.add(Path(str(scoring["base"])).resolve())
+                with suppress(ValueError):  # no path, such as one with \0
+                    linked.add(Path(os.path.realpath(str(scoring["base"]))))
     return linked
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 import codecs
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -33,7 +33,7 @@ from pydantic import (
     model_validator,
 )
 
-from ramen.errors import ConfigError, lone_surrogate, nearest, shown
+from ramen.errors import CONTROL, ConfigError, lone_surrogate, nearest, shown
 from ramen.yamlfile import dump_yaml, parse_yaml, read_yaml
 
 SEED_MAX = 2**32 - 1
@@ -51,7 +51,6 @@ PRESETS = Path(__file__).parent / "presets"
 PARAMS_FILE = "params.yaml"
 EXTENDS = "extends"
 """Key of a preset that names another, whose values it starts from."""
-_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
 
 
 def knob(default: Any, help: str, source: str = "rec", **bounds: Any) -> Any:
@@ -63,6 +62,8 @@ class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys, numbers coerced (KFP stores integers as floats)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    required: ClassVar[frozenset[str]] = frozenset()
+    """Text knobs that may not be empty; entries of a list or mapping never may."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -73,6 +74,8 @@ class Section(BaseModel):
         for item in items:
             if isinstance(item, str):
                 _check_text(item)
+                if not item.strip() and (item is not value or info.field_name in cls.required):
+                    raise ValueError(f"{shown(value)}: expected a name, found empty text")
             elif isinstance(item, bool) and annotation is not bool:
                 raise ValueError(f"{shown(value)}: expected {_expected(annotation)}, found {str(item).lower()}")
         return value
@@ -87,7 +90,7 @@ def _check_text(text: str) -> None:
         raise ValueError(f"expected at most {LONGEST_TEXT} characters, found {len(text):,}")
     if lone_surrogate(text):
         raise ValueError(f"{shown(text)}: expected UTF-8 text; rename the file or folder if this is its name")
-    if _CONTROL.search(text):
+    if CONTROL.search(text):
         raise ValueError(f"{shown(text)}: expected text without control characters")
 
 
@@ -96,6 +99,8 @@ _ASCII = "".join(map(chr, range(32, 127))) + "\t"
 
 class DataConfig(Section):
     """Where the data come from and what is kept of them."""
+
+    required = frozenset({"path"})
 
     source: Literal["debian", "xc"] = knob("debian", "source module that reads the data")
     path: str = knob("data/debian.jsonl.gz", "file (debian) or folder (xc) the source reads")
@@ -172,6 +177,8 @@ class WalkConfig(Section):
 class EncoderConfig(Section):
     """The sentence encoder."""
 
+    required = frozenset({"name"})
+
     name: str = knob("minilm", "minilm (packaged, offline), tiny (random, for tests), or a Hugging Face name or path")
     max_length: int = knob(
         32, "tokens per text, special tokens included; 32 for titles, 128 full text", "R-ICLR T16", ge=4, le=8192
@@ -190,6 +197,13 @@ class EncoderConfig(Section):
         ge=64,
         le=2**24,
     )
+
+
+def check_known(wanted: Iterable[str], known: Collection[str], knob: str) -> None:
+    """Raise ConfigError if a knob names an anchor set that is not among the known ones."""
+    if unknown := sorted(set(wanted) - set(known)):
+        there = ", ".join(known) or "none"
+        raise ConfigError(f"{knob}: {unknown[0]!r} is no anchor set of the dataset; there are {there}")
 
 
 Sampling = Literal["uniform", "inverse_sqrt_degree"]
@@ -261,6 +275,16 @@ class ObjectiveConfig(Section):
         le=1,
     )
     negative_sets: list[str] = knob([], "draw these negatives from these anchor sets only; empty = all")
+
+    def check_anchor_sets(self, known: Collection[str]) -> None:
+        """Raise ConfigError if a knob names an anchor set that is not among the known ones."""
+        check_known(self.anchor_sets, known, "objective.anchor_sets")
+        check_known(self.negative_sets, known, "objective.negative_sets")
+        regularisers = [f"{name}.{side}" for name in self.anchor_sets or known for side in ("document", "label")]
+        for name in self.lambdas:
+            if name not in regularisers:
+                left = " of objective.anchor_sets" if name.rpartition(".")[0] in known else ""
+                raise ConfigError(f"objective.lambdas.{name}: no such regulariser{left}; {nearest(name, regularisers)}")
 
     @model_validator(mode="after")
     def _weights_are_not_negative(self) -> ObjectiveConfig:

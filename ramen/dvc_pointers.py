@@ -19,8 +19,9 @@ from typing import Any
 
 import yaml
 
-from ramen.errors import RamenError, warn
+from ramen.errors import ConfigError, RamenError, warn
 from ramen.redaction import redact, without_credentials
+from ramen.yamlfile import parse_yaml
 
 REMOTE_ENV = "RAMEN_DVC_REMOTE"
 """URL of the DVC remote that pods push to, such as s3://bucket/dvc; unset = nothing is pushed."""
@@ -71,7 +72,7 @@ class Pointer:
     def from_yaml(cls, text: str) -> Pointer:
         """Read what `to_yaml` wrote. Raises RamenError when it is something else."""
         try:
-            tree = yaml.safe_load(text)
+            tree = parse_yaml(text, "pointer")
             out, meta = tree["outs"][0], tree["meta"]
             found = cls(out["path"], out["md5"], out["size"], out["nfiles"], meta["remote"], meta.get("endpoint") or "")
             # the name becomes a file's: anybody who may write to the store may write a pointer
@@ -82,7 +83,7 @@ class Pointer:
             )
             if not valid or not all(type(count) is int for count in (found.size, found.files)):
                 raise ValueError
-        except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        except (ConfigError, LookupError, TypeError, ValueError, AttributeError):
             raise RamenError("not a DVC pointer of a ramen run; push the artifact again") from None
         return found
 

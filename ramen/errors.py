@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ramen.redaction import redact
 
@@ -30,6 +32,8 @@ ERROR = "error: "
 
 LONGEST = 1000
 """Characters of a line that are shown; a file may hold a value of megabytes."""
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that no path or name may hold."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _ERRNO = re.compile(r"\[Errno -?\d+\] (?P<what>[^:'\[]+)(?:: '(?P<path>[^']+)')?(?: -> '[^']+')?")
@@ -174,6 +178,21 @@ def warn(text: object) -> None:
 def os_error_text(error: OSError) -> str:
     """What the operating system says of a failed read or write, without the number of the error."""
     return error.strerror or str(error) or type(error).__name__
+
+
+def not_a_file(path: Path) -> str:
+    """Return what a path is if it is neither a regular file nor a link to one, else "".
+
+    Check this before opening a file that a user names: opening a named pipe waits for its writer.
+    """
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except OSError as error:
+        if path.is_symlink():
+            return f"a symbolic link to {path.readlink()} ({os_error_text(error)})"
+        return "nothing" if isinstance(error, FileNotFoundError) else f"no access ({os_error_text(error)})"
+    known = {stat.S_IFREG: "", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return known.get(kind, "a device")
 
 
 def reason(error: BaseException) -> str:

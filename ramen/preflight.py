@@ -12,8 +12,9 @@ from typing import Any
 
 from ramen import config
 from ramen.artifacts import Artifact, open_artifact
-from ramen.encoder.checks import check_folder, encoder_width, refusal
-from ramen.errors import ArtifactError, ConfigError, RamenError, nearest
+from ramen.data import sources
+from ramen.encoder.checks import PACKAGED, check_folder, encoder_width, refusal
+from ramen.errors import ArtifactError, ConfigError, RamenError, nearest, reason
 from ramen.evaluation.metrics import REPORTED
 from ramen.evaluation.per_document import read_propensity
 from ramen.evaluation.quantiles import LABEL_DEPTHS
@@ -25,6 +26,8 @@ from ramen.tracking.runs import Store
 
 Sections = Mapping[str, Any]
 """Section name -> validated section, at least those of the stage."""
+REPLY_S = 10
+"""Seconds until Hugging Face must have replied."""
 
 
 def check_faiss(sections: Sections) -> None:
@@ -40,6 +43,30 @@ def check_encoder(sections: Sections) -> None:
         check_folder(folder)
     elif folder.exists() or name.count("/") > 1 or name.startswith(("/", "./", "../", "~")):
         raise refusal(name, "is not a directory", "give a directory, a Hugging Face name, minilm or tiny")
+    elif name not in PACKAGED:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+        try:
+            if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+                hf_hub_download(name, "config.json", etag_timeout=REPLY_S)
+        except Exception as error:  # of the library, of its HTTP client, and of the system
+            raise refusal(
+                name, f"is neither a directory nor a Hugging Face model that can be loaded ({reason(error)})",
+                "set encoder.name to the directory of a downloaded model, or to minilm",
+            ) from None  # fmt: skip
+
+
+def check_anchor_sets(sections: Sections) -> None:
+    """Raise ConfigError if a knob names an anchor set that the raw data lack; without the section data, do nothing."""
+    objective: config.ObjectiveConfig = sections["objective"]
+    guidance: config.GuidanceConfig = sections["guidance"]
+    known = sources.anchor_set_names(sections["data"]) if "data" in sections else None
+    if known is None:
+        return
+    if objective.graphs or objective.augment_labels:
+        objective.check_anchor_sets(known)
+    if guidance.enabled:
+        config.check_known(guidance.anchor_sets, known, "guidance.anchor_sets")
 
 
 def check_base(sections: Sections) -> Artifact | None:

@@ -36,7 +36,7 @@ from ramen.graph.cleaning import anchors_among, remove_edges
 from ramen.graph.metadata import Graph, inverse_sqrt_degree, neighbour_means, read_graphs
 from ramen.retrieval import search
 from ramen.sampling import keyed_rng
-from ramen.training.setup import split_validation
+from ramen.training.heldout import split_held_out
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def probe(
         asked = _test(dataset.path, problem, graphs)
     else:
         training = config.training if model is None else _trained_with(model, dataset)
-        held_out, _ = split_validation(problem, training)
+        held_out, _ = split_held_out(problem, training)
         if not len(held_out):
             raise DataError(
                 Defect(str(dataset.path), "no held-out document to ask", "set training.validation_fraction above 0")

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ramen.errors import warn
+from ramen.errors import ConfigError, warn
+from ramen.yamlfile import read_yaml
 
 ARM_ENV = "RAMEN_ARM"
 """Environment variable naming the variant ("ramen", "base") that a pipeline run is."""
@@ -76,14 +77,12 @@ def _dvc_hashes() -> dict[str, str]:
 
 def _read_dvc(path: Path) -> Any:
     """What a file of DVC holds, None where there is none or nothing that can be read."""
-    import yaml
-
     if not path.is_file():
         return None
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError):
-        warn(f"{path}: not a file of DVC; the run is not tagged with its hashes")
+        return read_yaml(path)
+    except (ConfigError, FileNotFoundError) as error:
+        warn(f"{error}; the run is not tagged with the hashes of DVC")
         return None
 
 

@@ -54,7 +54,6 @@ ROOM = 8 << 20
 """Bytes that are free for an output at least, in addition to the copies of the encoder's weights."""
 CHECKPOINT_COPIES = 3
 """A checkpoint holds the weights and two moments of the optimiser."""
-MINILM_BYTES = 91_000_000
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,8 @@ class Stage:
 
 _ITEMS = ("data/dataset.py", "data/filters.py", "data/identity.py", "data/sparse.py")
 _TRAINING_CODE = (
-    *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "sampling.py", "training", "workdir.py",
+    *_ITEMS, "base", "encoder", "graph", "objective", "processes.py", "retrieval.py", "sampling.py",
+    "training", "workdir.py",
 )  # fmt: skip
 
 STAGES: dict[str, Stage] = {
@@ -193,7 +193,11 @@ STAGES: dict[str, Stage] = {
             sections=("encoder", "objective", "bandit", "base", "training", "guidance"),
             code=_TRAINING_CODE,
             impl="ramen.training.stage:warmup",
-            checks=("ramen.preflight:check_encoder", "ramen.preflight:check_faiss"),
+            checks=(
+                "ramen.preflight:check_encoder",
+                "ramen.preflight:check_anchor_sets",
+                "ramen.preflight:check_faiss",
+            ),
             copies=3,
             gpu=True,
             parallel=True,
@@ -358,7 +362,9 @@ def preflight(names: Iterable[str], sections: Mapping[str, Any], places: Iterabl
         check_writable(place)
     check_writable(work, remedy=f"set {WORK_ENV} to another directory")
     if copies := sum(STAGES[name].copies for name in names):
-        weights = _encoder_bytes(sections["encoder"].name)
+        from ramen.encoder.checks import encoder_bytes
+
+        weights = encoder_bytes(sections["encoder"].name)
         written[next(iter(written), work)] += copies * weights
         if any(STAGES[name].parallel for name in names):
             written[work] = CHECKPOINT_COPIES * weights
@@ -366,13 +372,6 @@ def preflight(names: Iterable[str], sections: Mapping[str, Any], places: Iterabl
     for check in dict.fromkeys(check for name in names for check in STAGES[name].checks):
         module, function = check.split(":")
         getattr(importlib.import_module(module), function)(sections)
-
-
-def _encoder_bytes(name: str) -> int:
-    """Size of the weights of a folder or of the packaged encoder; 0 for others, before they are loaded."""
-    if name == "minilm":
-        return MINILM_BYTES
-    return sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else 0
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from ramen.ablation.run import run_row
 from ramen.artifacts import DRAFT_MARKER, Artifact, drafts, open_artifact, write_json
 from ramen.cli import cli
 from ramen.config import Config, resolve
-from ramen.errors import StateRemoved
+from ramen.errors import ArtifactError, RamenError, StateRemoved
 from ramen.stages import STAGES, run_stage
 
 STATE = "training_state.safetensors"
@@ -191,6 +191,36 @@ def test_gc_is_refused_while_a_run_is_in_progress(here: Path) -> None:
     gc()
 
 
+def test_gc_keeps_runs_that_are_links_and_folders_of_other_names(here: Path) -> None:
+    runs, elsewhere = Path("artifacts/.kfp"), Path("elsewhere")
+    (runs / "ramen-1").rename(elsewhere)
+    (runs / "ramen-1").symlink_to(elsewhere.absolute())
+    (runs / "ramen-0").write_text("a file of the user")
+    write_run(runs / "ramen-4", list(STAGES), 4)
+    mine = runs / "ramen-4/ingest/mine"
+    mine.mkdir()
+    (mine / DRAFT_MARKER).touch()
+    (mine / "notes").write_text("kept")
+    age(runs)
+    before = set(files(elsewhere))
+    gc()
+    assert set(files(elsewhere)) == before and (mine / "notes").exists() and (runs / "ramen-0").exists()
+
+
+def test_gc_ends_although_a_link_leads_to_itself_or_an_entry_to_a_device(here: Path) -> None:
+    runs = Path("artifacts/.kfp")
+    Path("artifacts/ramen/loop").symlink_to("loop")
+    (runs / "cache").mkdir()
+    (runs / "cache/zero.json").symlink_to("/dev/zero")
+    os.mkfifo(runs / "cache/pipe.json")
+    manifest = runs / "ramen-1/ingest/dataset/manifest.json"
+    manifest.unlink()
+    manifest.symlink_to("/dev/zero")
+    age(runs)
+    gc()
+    assert not (runs / "ramen-1/warmup").exists() and manifest.parent.exists()
+
+
 def test_gc_without_results_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli, ["gc"])
@@ -244,3 +274,20 @@ def test_run_after_gc_comes_from_the_cache_or_warms_up_again(
     gc()
     run_local(settings(tiny_source, "pruning.quantile=0.9"), out, arm="ramen")
     assert capsys.readouterr().err.count("from the cache") == 5
+
+
+@pytest.mark.timeout(900)
+def test_run_after_a_damaged_result_names_the_file_and_the_next_run_repairs_it(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAMEN_TRACKING", "off")
+    out = Path("artifacts")
+    run_local(settings(tiny_source), out, arm="ramen")
+    damaged = (out / "ramen/dataset/labels/test.npz").resolve()
+    damaged.write_bytes(b"damaged")
+    with pytest.raises(RamenError, match="run the same command again, which computes ingest again") as caught:
+        run_local(settings(tiny_source), out, arm="ramen")
+    assert str(damaged) in str(caught.value) and caught.value.exit_code == ArtifactError.exit_code
+    run_local(settings(tiny_source), out, arm="ramen")
+    assert open_artifact(out / "ramen/dataset", "dataset").path.resolve() != damaged.parents[1]

@@ -161,6 +161,10 @@ def test_refusals_name_the_knob(assignment: str, line: str) -> None:
         ("index.kind=IMI2x16,Flat", "index.kind: 'IMI2x16,Flat': expected a number from 1 to 10 in IMI2x16"),
         ("index.alias=5", "index.alias: '5': expected a name of letters, digits, - and _, not latest, a number or v1"),
         ("index.alias=v5", "index.alias: 'v5': expected a name"),
+        ("encoder.name=", "encoder.name: '': expected a name, found empty text"),
+        ("data.path=' '", "data.path: ' ': expected a name, found empty text"),
+        ("objective.lambdas={'': 1}", "objective.lambdas: {'': 1}: expected a name, found empty text"),
+        ("objective.anchor_sets=['']", "objective.anchor_sets: ['']: expected a name, found empty text"),
         ("index.model=a/b", "index.model: 'a/b': expected a name without / : @ % ? #, or nothing"),
     ],
 )

@@ -198,6 +198,17 @@ def test_mistake_of_ours_is_no_outage(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_run_without_an_id_in_the_answer_is_kept(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    class Nameless:
+        def create_run(self, *arguments: Any, **values: Any) -> Any:
+            return SimpleNamespace(info=SimpleNamespace(run_id=""))
+
+    found = Journal(Nameless(), tmp_path)
+    assert found.create_run("0", "ramen", {}).startswith("kept-") and found.pending == 1
+
+
 def test_rows_are_plain_json(tmp_path: Path) -> None:
     made = Journal(Flaky(0), tmp_path)
     made.write("metrics", "run", points=[["loss", 0.5, 1, 2]])

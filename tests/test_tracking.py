@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ramen.cli import cli
 from ramen.errors import Interrupted, RamenError
-from ramen.provenance import pipeline_key
+from ramen.provenance import pipeline_key, provenance
 from ramen.tracking import NullTracker, Tracker, list_pipeline_runs, open_tracker, start_pipeline_run
 
 
@@ -319,3 +319,14 @@ def test_a_store_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
         pass
     assert "\n" not in str(caught.value) and "Connection refused)" in str(caught.value)
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ, "a run under way is as patient as MLflow is"
+
+
+def test_file_of_dvc_that_cannot_be_read_costs_its_tags_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data.dvc").write_text("outs:\n- md5: 0123abcd\n  path: data\n")
+    assert provenance()["dvc.data"] == "0123abcd"
+    Path("data.dvc").write_text("a: &a [*a]\n")
+    assert "dvc.data" not in provenance()
+    assert capsys.readouterr().err.startswith("warning: data.dvc:1: not valid YAML (an alias stands inside")

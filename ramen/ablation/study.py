@@ -8,12 +8,13 @@ names the row whose training time the peer gets. `rows_per_anchor_set` is a row 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.errors import ConfigError, nearest, shown
+from ramen.errors import ConfigError, nearest, not_a_file, shown
 from ramen.yamlfile import read_yaml
 
 if TYPE_CHECKING:
@@ -102,7 +103,9 @@ def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
         ConfigError: there is no such study, or it is not of that form.
     """
     path = FOLDER / f"{name}.yaml" if name in studies() else Path(name)
-    if not path.is_file():
+    if found := not_a_file(path):
+        if os.path.lexists(path):
+            raise ConfigError(f"study {name!r}: expected a YAML file, found {found}; write the study to a file")
         raise ConfigError(f"study {name!r}: unknown; there are {', '.join(studies())}, or give a YAML file")
     tree = read_yaml(path)
     try:
@@ -156,6 +159,10 @@ def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"row {shown(name)}: name: expected a text; quote a number")
     where = f"row {shown(name)}: "
+    if not name.isprintable() or name != name.strip() or "," in name:
+        raise ConfigError(f"{where}name: expected a line without commas and outer spaces; --rows could not choose it")
+    if tree.get("against") == name:
+        raise ConfigError(f"{where}against: names the row itself; name another row, or remove it")
     _check_fields(tree, ROW_FIELDS, where)
     sets = tree.get("set") or []
     if isinstance(sets, str):

@@ -164,7 +164,7 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def _chosen(study: Study, rows: str | None) -> Study:
-    """The study with only the named rows, and those they are compared with."""
+    """The study with only the named rows, and those that they need: as comparison, or for their time."""
     from dataclasses import replace
 
     if rows is None:
@@ -173,7 +173,9 @@ def _chosen(study: Study, rows: str | None) -> Study:
     if lost := wanted - {row.name for row in study.rows}:
         names = ", ".join(row.name for row in study.rows)
         raise ConfigError(f"--rows: {sorted(lost)[0]!r} is no row of {study.name}; there are {names}")
-    wanted |= {name for row in study.rows if row.name in wanted for name in (row.against, row.time_of)}
+    needs = {row.name: {row.against, row.time_of} - {""} for row in study.rows}
+    while more := {need for name in wanted for need in needs[name]} - wanted:
+        wanted |= more
     return replace(study, rows=tuple(row for row in study.rows if row.name in wanted))
 
 
@@ -183,9 +185,12 @@ def _runnable(study: Study) -> Study:
 
     from ramen.peers import PEERS
 
-    rows = []
+    rows: list[Row] = []
     for row in study.rows:
-        if row.peer in PEERS and (obstacle := PEERS[row.peer].obstacle()):
+        obstacle = PEERS[row.peer].obstacle() if row.peer in PEERS else ""
+        if not obstacle and row.time_of and row.time_of not in {kept.name for kept in rows}:
+            obstacle = f"row {row.time_of!r}, which gives its time, is skipped"
+        if obstacle:
             warn(f"{study.name}: row {row.name!r} is skipped: {obstacle}")
         else:
             rows.append(row)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ramen.artifacts import failed_io
-from ramen.errors import ConfigError, Interrupted, RamenError, error_lines, lone_surrogate, printable
+from ramen.errors import CONTROL, ConfigError, Interrupted, RamenError, error_lines, lone_surrogate, printable, shown
 from ramen.redaction import RedactingFilter
 from ramen.tracking import is_store_error, store_error
 
@@ -23,8 +23,20 @@ if TYPE_CHECKING:
     from ramen.config import Config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-PATH = click.Path(path_type=Path)
-FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class _Path(click.Path):
+    """A path that every terminal, log and URI can hold."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if CONTROL.search(str(value)):
+            option = f"{param.opts[0]} " if param else ""
+            raise ConfigError(f"{option}{shown(str(value))}: the path has control characters; choose another path")
+        return super().convert(value, param, ctx)
+
+
+PATH = _Path(path_type=Path)
+FILE = _Path(path_type=Path, dir_okay=False)
 
 
 def image_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ramen.cli.common import FILE, PATH, config_options, image_name, show_progress
+from ramen.errors import printable
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -60,7 +61,7 @@ def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
     runs = out / STORE
     found = find_unneeded(out, runs, studies, unfinished=unfinished)
     for each in found:
-        click.echo(f"{each.bytes:>15,}  {each.path}: {each.reason}")
+        click.echo(printable(f"{each.bytes:>15,}  {each.path}: {each.reason}"))
     if not dry_run:
         delete(found, runs)
     total = sum(each.bytes for each in found)

@@ -81,7 +81,7 @@ def stage_command(stage: Stage) -> click.Command:
 
 
 def _artifact_options(stage: Stage) -> list[click.Option]:
-    written = "written; an older one there is replaced"
+    written = "written; replaces an older one that ramen wrote"
     roles = [(name, "read") for name in stage.reads] + [(name, written) for name in stage.writes]
     return [
         click.Option(

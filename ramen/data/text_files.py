@@ -36,7 +36,7 @@ def read_text_rows(path: Path, item: str, *, uid_optional: bool = False) -> Iter
     else:
         rows = _parquet_rows(path, uid_optional) if suffix == ".parquet" else _json_rows(path, item, uid_optional)
     for line, uid, text in rows:
-        named = (isinstance(uid, str) and uid) or (uid is None and uid_optional)
+        named = (isinstance(uid, str) and uid.strip()) or (uid is None and uid_optional)
         if not (named and isinstance(text, str) and text.strip()):
             raise DataError(Defect(str(path), f"not a {item}", _form(path, uid_optional), line=line))
         for field, value in (("uid", uid or ""), ("text", text)):
@@ -47,15 +47,25 @@ def read_text_rows(path: Path, item: str, *, uid_optional: bool = False) -> Iter
 
 def text_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file. Raises DataError if it cannot be read."""
+    _refuse_device(path)
     try:
         return path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
     except OSError as error:
         raise DataError(Defect(str(path), f"cannot be read ({error})")) from None
     except UnicodeDecodeError as error:
-        line, byte = decoding_error(error)
-        raise DataError(
-            Defect(str(path), f"expected UTF-8 text, found the byte {byte}", "save it as UTF-8", line)
-        ) from None
+        raise DataError(_not_utf8(path, error, decoding_error(error)[0])) from None
+
+
+def _refuse_device(path: Path) -> None:
+    """Raise DataError for a device such as /dev/zero, which may never end."""
+    if path.is_char_device() or path.is_block_device():
+        raise DataError(Defect(str(path), "expected a file or a pipe, found a device", "give a file"))
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError, line: int | None = None) -> Defect:
+    return Defect(
+        str(path), f"expected UTF-8 text, found the byte {decoding_error(error)[1]}", "save it as UTF-8", line
+    )
 
 
 def _form(path: Path, uid_optional: bool) -> str:
@@ -79,6 +89,7 @@ def _columns(path: Path, found: list[str], uid_optional: bool) -> None:
 
 def _csv_rows(path: Path, item: str, uid_optional: bool) -> Iterator[tuple[int, object, object]]:
     """Rows of a CSV or TSV file, read as a stream: a field may hold line ends."""
+    _refuse_device(path)
     csv.field_size_limit(sys.maxsize)  # by default 131,072 characters: a full text may be longer
     line = 1
     try:
@@ -97,9 +108,10 @@ def _csv_rows(path: Path, item: str, uid_optional: bool) -> Iterator[tuple[int, 
                 line = reader.line_num + 1
     except OSError as error:
         raise DataError(Defect(str(path), f"cannot be read ({error})")) from None
-    except UnicodeDecodeError:
-        text_lines(path)  # says on which line
-        raise
+    except UnicodeDecodeError as error:
+        if path.is_file():  # a pipe cannot be read again
+            text_lines(path)  # says on which line
+        raise DataError(_not_utf8(path, error)) from None
     except csv.Error as error:
         raise DataError(Defect(str(path), f"not a {item} ({error})", "quote it as CSV does", line)) from None
 

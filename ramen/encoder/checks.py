@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ramen.artifacts import read_json
-from ramen.errors import ArtifactError, RamenError
+from ramen.errors import ArtifactError, RamenError, shown
 
 if TYPE_CHECKING:  # the files are checked without loading torch
     from ramen.encoder.model import SentenceEncoder
@@ -40,8 +40,15 @@ TOKENIZERS = (
     "spm.model",
 )
 """Files of which an encoder's folder has at least one."""
-PACKAGED_WIDTHS = {"minilm": 384, "tiny": 32}
-"""Width of the vectors of the encoders that are given by name."""
+PACKAGED = {"minilm": (384, 91_000_000), "tiny": (32, 0)}
+"""Name of a packaged encoder -> width of its vectors, bytes of its weights."""
+SIZES = {
+    "hidden_size", "intermediate_size", "embedding_size", "vocab_size", "relative_attention_num_buckets", "dim",
+    "hidden_dim", "d_model", "d_ff", "n_embd", "emb_dim",
+}  # fmt: skip
+"""Keys of config.json that size parameters: each value is a dimension of the weights."""
+POSITIONS = "position_embeddings.weight"
+"""How the name of a table of positions ends; rotary encoders have none, and any `max_position_embeddings`."""
 LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,6})\.")
 """The number of a layer in the name of a parameter."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -88,29 +95,55 @@ def check_folder(folder: Path) -> None:
             f"expected weights in model.safetensors, found {found}",
             "if you trust its source, load it with transformers and save it with save_pretrained",
         )
-    layers = 0
+    shapes: dict[str, list[int]] = {}
     for file in weights:
         try:
             with safe_open(file, "np") as opened:
-                numbered = [LAYER.search(name) for name in opened.keys()]  # noqa: SIM118 (no mapping)
-            layers = max([layers, *(int(match[1]) + 1 for match in numbered if match)])
+                shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
         except Exception as error:  # classes of the safetensors library and of the system
             raise refusal(folder, f"{file.name}: damaged or truncated ({_line(error)})", again) from None
-    settings = read_json(folder / "config.json", dict[str, Any])
-    for key in ("num_hidden_layers", "n_layers"):
-        stated = settings.get(key)
-        if isinstance(stated, int) and layers and not 1 <= stated <= layers:
-            raise refusal(folder, f"config.json: {key} = {stated}, but the weights have {layers} layers", again)
+    _check_sizes(folder, shapes, again)
+
+
+def _check_sizes(folder: Path, shapes: Mapping[str, Sequence[int]], remedy: str) -> None:
+    """Refuse sizes in config.json that are not those of the weights: loading would allocate them first.
+
+    Args:
+        folder: of the encoder.
+        shapes: parameter -> shape of its weights.
+        remedy: what to do about it.
+
+    Raises:
+        RamenError: a size is no whole number, or the weights have another.
+    """
+    layers = max((int(match[1]) + 1 for match in map(LAYER.search, shapes) if match), default=0)
+    sizes = {size for shape in shapes.values() for size in shape}
+    tabled = {"max_position_embeddings"} if any(name.endswith(POSITIONS) for name in shapes) else set()
+    for key, stated in read_json(folder / "config.json", dict[str, Any]).items():
+        where, number = f"config.json: {key} = {shown(stated)}", type(stated) is int
+        if key in ("num_hidden_layers", "n_layers") and layers and not (number and 1 <= stated <= layers):
+            raise refusal(folder, f"{where}, but the weights have {layers} layers", remedy)
+        if key in SIZES | tabled and not (number and stated in sizes):
+            raise refusal(folder, f"{where}, but no dimension of the weights has this size", remedy)
+        if key == "type_vocab_size" and not (number and 0 <= stated <= max(sizes, default=0)):
+            raise refusal(folder, f"{where}, expected at most {max(sizes, default=0)}, the weights' largest", remedy)
 
 
 def encoder_width(name: str) -> int:
     """Width of an encoder's vectors, if it is known before the encoder is loaded; else 0."""
-    if name in PACKAGED_WIDTHS:
-        return PACKAGED_WIDTHS[name]
+    if name in PACKAGED:
+        return PACKAGED[name][0]
     if not (Path(name) / "config.json").is_file():
         return 0
     width = read_json(Path(name) / "config.json", dict[str, Any]).get("hidden_size")
     return width if isinstance(width, int) and width > 0 else 0
+
+
+def encoder_bytes(name: str) -> int:
+    """Bytes of an encoder's weights, if they are known before the encoder is loaded; else 0."""
+    if name in PACKAGED:
+        return PACKAGED[name][1]
+    return sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else 0
 
 
 def check_loaded(name: object, transformer: Any, missing: Any, mismatched: Any) -> None:

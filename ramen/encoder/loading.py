@@ -12,7 +12,7 @@ import torch
 
 from ramen.artifacts import read_json
 from ramen.config import EncoderConfig
-from ramen.encoder.checks import PACKAGED_WIDTHS, check_encoder, check_folder, check_loaded, refusal
+from ramen.encoder.checks import PACKAGED, check_encoder, check_folder, check_loaded, refusal
 from ramen.encoder.cpu import use_cpu_kernels
 from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, quiet
 from ramen.errors import ArtifactError, RamenError
@@ -155,7 +155,7 @@ def _tiny(settings: EncoderConfig, attention: str) -> SentenceEncoder:
     tokenizer = AutoTokenizer.from_pretrained(str(_packaged_minilm()), use_fast=True)
     config = BertConfig(
         vocab_size=len(tokenizer),
-        hidden_size=PACKAGED_WIDTHS["tiny"],
+        hidden_size=PACKAGED["tiny"][0],
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,

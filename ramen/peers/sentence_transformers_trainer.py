@@ -28,7 +28,7 @@ from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import use_bf16
 from ramen.peers import Rank, Task
 from ramen.retrieval import search
-from ramen.training.setup import split_validation
+from ramen.training.heldout import split_held_out
 
 EMBED_BATCH = 256
 NEVER = 1 << 30
@@ -83,7 +83,7 @@ def fit(task: Task) -> Rank:
     torch.manual_seed(training.seed)
     model = SentenceTransformer(str(task.work / "start"), device=device)
     model.model_card_data.generate_widget_examples = False
-    pairs = training_pairs(problem, split_validation(problem, training)[1])
+    pairs = training_pairs(problem, split_held_out(problem, training)[1])
     bf16 = use_bf16(task.encoder.precision, device)
     with torch.autocast(device, torch.bfloat16, enabled=bf16):
         rows = mine_hard_negatives(

@@ -18,7 +18,7 @@ from typing import Any
 from ramen.config import IndexConfig
 from ramen.errors import GateRefused, RamenError, reason, warn
 from ramen.publishing.holdout_comparison import Ask, HoldoutComparison
-from ramen.publishing.registry import connect, load_version, plain_errors, resolve_version
+from ramen.publishing.registry import connect, load_version, plain_errors, resolve_version, version_in_answer
 
 SMOKE_TAG, GATE_TAG, ALIAS_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
     "smoke", "gate", "gate.alias", "gate.reason", "gate.against", "gate.compared",
@@ -204,7 +204,7 @@ def _best(client: Any, name: str, version: int, settings: IndexConfig) -> int:
         tags = dict(one.tags)
         passed = tags.get(SMOKE_TAG) == PASSED and tags.get(GATE_TAG) == PASSED
         if passed and all(tags.get(key) == own.get(key) for key in (ALIAS_TAG, AGAINST_TAG, "dataset")):
-            rivals[int(one.version)] = tags
+            rivals[version_in_answer(one.version)] = tags
     return max(rivals, key=lambda number: (_number(rivals[number], metric) if metric in own else 0.0, number))
 
 
@@ -264,11 +264,11 @@ def rollback(name: str, alias: str) -> tuple[int, int]:
                 f"nothing held alias {alias!r} of {name!r} before version {holder}; "
                 "`ramen registry` lists the versions, `ramen promote N` takes any of them"
             )
-        resolve_version(name, before)
+        taken = resolve_version(name, before)
         _withdraw(client, name, alias, holder)
-        _take_up(client, name, alias, int(before))
-        client.set_registered_model_alias(name, alias, before)
-    return holder, int(before)
+        _take_up(client, name, alias, taken)
+        client.set_registered_model_alias(name, alias, str(taken))
+    return holder, taken
 
 
 def was_withdrawn(tags: Mapping[str, str], alias: str) -> bool:
@@ -300,7 +300,7 @@ def _before_tag(alias: str) -> str:
 
 def _holder(client: Any, name: str, alias: str) -> int | None:
     number = client.get_registered_model(name).aliases.get(alias)
-    return None if number is None else int(number)
+    return None if number is None else version_in_answer(number)
 
 
 def evaluated(tags: Mapping[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from ramen.errors import RamenError, reason
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
 from ramen.publishing.gate import FAILED, PASSED, SMOKE_TAG, try_promote, was_withdrawn
 from ramen.publishing.holdout_comparison import Ask
-from ramen.publishing.registry import connect, isolate_mlflow, plain_errors, versions
+from ramen.publishing.registry import connect, isolate_mlflow, plain_errors, version_in_answer, versions
 
 PACKAGE = Path(ramen.__file__).parent
 REQUIREMENTS = ("mlflow", "numpy", "pyarrow", "pydantic", "pyyaml", "safetensors", "scipy", "torch", "transformers")
@@ -244,4 +244,4 @@ def _create_version(client: Any, name: str, model_id: str, run_id: str, tags: Ma
     status = client.get_model_version(name, made.version).status
     if status != "READY":
         raise RamenError(f"{name} version {made.version} is {status} after {READY_SECONDS} s, not READY")
-    return int(made.version)
+    return version_in_answer(made.version)

@@ -18,9 +18,10 @@ from typing import Any
 from urllib.parse import urlparse
 
 from ramen.artifacts import reading
-from ramen.errors import RamenError
+from ramen.errors import RamenError, shown
 from ramen.index.retriever import Retriever
-from ramen.tracking import environment_defaults, plain_errors, require_store, tracking_uri
+from ramen.tracking import environment_defaults, plain_errors, registry_uri, require_store, tracking_uri
+from ramen.tracking.errors import uri_variable
 from ramen.tracking.journal import OFFLINE_RETRIES
 
 __all__ = [
@@ -68,13 +69,13 @@ def resolve_version(name: str, version: str) -> int:
             if version not in model.aliases:
                 known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
                 raise UnknownVersion(f"model {name!r} has no alias {version[:100]!r}; it has: {known or 'none'}")
-            return int(model.aliases[version])
+            return version_in_answer(model.aliases[version])
         try:
-            return int(client.get_model_version(name, str(number)).version)
+            return version_in_answer(client.get_model_version(name, str(number)).version)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-        found = sorted(int(one.version) for one in client.search_model_versions(f"name = '{name}'"))
+        found = sorted(version_in_answer(one.version) for one in client.search_model_versions(f"name = '{name}'"))
     raise UnknownVersion(f"model {name!r} has no version {version}; it has: {', '.join(map(str, found)) or 'none'}")
 
 
@@ -83,13 +84,17 @@ def _registered(client: Any, name: str) -> Any:
     from mlflow.exceptions import MlflowException
 
     try:
-        return client.get_registered_model(name)
+        found = client.get_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
+    else:
+        if found.name != name:
+            raise not_mlflow(f"the answer names the model {shown(found.name)}, expected {name!r}")
+        return found
     names = ", ".join(sorted(found.name for found in client.search_registered_models(max_results=20)))
     raise RamenError(
-        f"no registered model {name!r} in {tracking_uri()}; "
+        f"no registered model {name!r} in {registry_uri()}; "
         + (f"there are: {names}" if names else "none yet: `ramen publish-index` registers one")
     )
 
@@ -190,20 +195,26 @@ def versions(name: str) -> list[Version]:
         found = client.search_model_versions(f"name = '{name}'", max_results=10_000)
     held: dict[int, list[str]] = {}
     for alias, number in sorted(aliases.items()):
-        held.setdefault(_number_in_answer(number), []).append(alias)
+        held.setdefault(version_in_answer(number), []).append(alias)
     rows = []
     for one in found:
-        number = _number_in_answer(one.version)
+        number = version_in_answer(one.version)
         created = one.creation_timestamp if one.creation_timestamp in LIFETIME else 0
         rows.append(Version(number, held.get(number, []), created, one.run_id, dict(one.tags)))
     return sorted(rows, key=lambda row: -row.number)
 
 
-def _number_in_answer(version: object) -> int:
+def not_mlflow(wrong: str) -> RamenError:
+    """The error for an answer that no MLflow server gives."""
+    uri = registry_uri()
+    return RamenError(f"MLflow at {uri}: {wrong}; check that {uri_variable(uri)} is the address of an MLflow server")
+
+
+def version_in_answer(version: object) -> int:
     """A version's number as the store names it. Raises RamenError if it is none."""
     number = version_number(str(version))
     if number is None:
-        raise RamenError(f"MLflow at {tracking_uri()}: names the version {version!r}, expected a number; is it MLflow?")
+        raise not_mlflow(f"the answer names the version {shown(version)}, expected a number")
     return number
 
 
@@ -216,7 +227,7 @@ def connect(must_exist: bool = False) -> Any:
     from mlflow import MlflowClient
 
     if must_exist:
-        require_store()
+        require_store(registry=True)
     with plain_errors(patience=OFFLINE_RETRIES):
         return MlflowClient(tracking_uri())
 

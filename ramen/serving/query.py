@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -66,7 +67,7 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
     if out.suffix.lower() not in FORMATS:
         formats = ", ".join(FORMATS)
         raise RamenError(f"{out}: answers cannot be written as {out.suffix or 'a file without suffix'}; use {formats}")
-    if out.resolve() == path.resolve():
+    if os.path.realpath(out) == os.path.realpath(path):
         raise RamenError(f"{out}: holds the queries; give the answers another name")
     queries = list(_queries(path))
     if not queries:

@@ -3,7 +3,7 @@
 mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tracking off.
 """
 
-from ramen.tracking.errors import is_store_error, plain_errors, store_error, tracking_uri
+from ramen.tracking.errors import is_store_error, plain_errors, registry_uri, store_error, tracking_uri
 from ramen.tracking.evaluations import Evaluated, fetch_evaluations
 from ramen.tracking.journal import environment_defaults
 from ramen.tracking.protocol import NullTracker, Tracker
@@ -37,6 +37,7 @@ __all__ = [
     "open_tracker",
     "plain_errors",
     "push_kept",
+    "registry_uri",
     "require_store",
     "run_files",
     "start_pipeline_run",

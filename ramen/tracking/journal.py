@@ -253,6 +253,8 @@ class Journal:
         parent = tags.get("mlflow.parentRunId")
         own = {**tags, **({"mlflow.parentRunId": self._ids.get(parent, parent)} if parent else {})}
         run = self._client.create_run(experiment, run_name=name, tags=own, start_time=start)
+        if not str(run.info.run_id or "").strip():
+            raise ValueError("the answer names no run, as an MLflow server's does")
         return str(run.info.run_id)
 
 

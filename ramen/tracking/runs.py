@@ -20,21 +20,23 @@ import hashlib
 import json
 import math
 import os
+import re
+import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ramen.errors import ArtifactError, Interrupted, RamenError, reason, warn
+from ramen.errors import ArtifactError, ConfigError, Interrupted, RamenError, reason, shown, warn
 from ramen.processes import rank
 from ramen.provenance import dvc_project, pipeline_key, provenance
 from ramen.redaction import redact
-from ramen.tracking.errors import explained, silence, tracking_uri
+from ramen.tracking.errors import explained, prepare_mlflow, registry_uri, tracking_uri, uri_variable
 from ramen.tracking.journal import NO_LONG_WAIT, SPOOL_ENV, Journal, environment_defaults, kept, spool
 from ramen.tracking.protocol import NullTracker, Tracker
 
@@ -50,6 +52,8 @@ KEY_TAG = "ramen.pipeline_key"
 ERROR_TAG = "ramen.error"
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15", **NO_LONG_WAIT}
 """When a stage starts: a wrong address should be told in seconds."""
+LOCK_SECONDS = 20.0
+"""Time for another process to end its transaction in a SQLite file; MLflow waits as long."""
 PARAM_LIMIT = 500
 """Characters of a parameter's value that are kept; config.yaml on the parent holds everything."""
 
@@ -268,23 +272,27 @@ class Store:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         import mlflow
 
-        silence()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        prepare_mlflow()
+        given, name = _experiment_settings()
+        _check_database(tracking_uri())
+        setting = "MLFLOW_TRACKING_URI"
         try:
             with environment_defaults(FEW_RETRIES), _one_creator(mlflow.get_tracking_uri()):
                 client = mlflow.MlflowClient()
                 if run_id:
                     experiment = client.get_run(run_id).info.experiment_id
-                elif given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+                elif given:
                     experiment = client.get_experiment(given).experiment_id
                 else:
                     experiment = _experiment(client, name)
                 if not str(experiment).strip():
                     raise ValueError("the answer names no experiment, as an MLflow server's does")
         except Exception as error:
+            if given and not run_id and getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+                setting = "MLFLOW_EXPERIMENT_ID"
             raise RamenError(
                 f"MLflow store {tracking_uri()}: cannot be used ({explained(error)}); "
-                f"check MLFLOW_TRACKING_URI, or set {SWITCH_ENV}=off"
+                f"check {setting}, or set {SWITCH_ENV}=off"
             ) from error
         return cls(client, str(experiment), Journal(client, spool()))
 
@@ -423,12 +431,34 @@ def use_project_store() -> None:
         os.environ.setdefault(SPOOL_ENV, str(project / ".ramen" / "tracking"))
 
 
-def require_store() -> None:
-    """Raise RamenError for a database file that is not there, rather than let MLflow create an empty one."""
-    uri = tracking_uri()
-    file = _database(uri)
-    if file and not file.is_file():
-        raise RamenError(f"no tracking database at {uri}; run `ramen run` here or set MLFLOW_TRACKING_URI")
+def require_store(registry: bool = False) -> None:
+    """Check a database that is only read, or that of the registry too: MLflow would create one, or fill an empty one.
+
+    Raises:
+        RamenError: it is missing, empty, locked, damaged or a directory.
+    """
+    for uri in (tracking_uri(), registry_uri()) if registry else (tracking_uri(),):
+        _check_database(uri, must_exist=True)
+
+
+def _check_database(uri: str, must_exist: bool = False) -> None:
+    """Raise RamenError for a SQLite file that cannot be opened; MLflow would try for minutes."""
+    file, check = _database(uri), f"check {uri_variable(uri)}"
+    if file is None:
+        return
+    if file.is_dir():
+        raise RamenError(f"{uri}: is a directory, expected a database file; {check}")
+    if must_exist and not file.exists():
+        raise RamenError(f"no tracking database at {uri}; run `ramen run` here or set {uri_variable(uri)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(file, timeout=LOCK_SECONDS)) as database:
+            empty = database.execute("SELECT name FROM sqlite_master").fetchone() is None
+    except (OSError, sqlite3.Error) as error:
+        locked = "end the process that locks it, or " if "locked" in str(error) else ""
+        raise RamenError(f"{uri}: {error}; {locked}{check}") from error
+    if empty and must_exist:
+        raise RamenError(f"{uri}: the database is empty; run `ramen run` here or set {uri_variable(uri)}")
 
 
 def _database(uri: str) -> Path | None:
@@ -450,6 +480,18 @@ def _one_creator(uri: str) -> Iterator[None]:
     with os.fdopen(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _experiment_settings() -> tuple[str, str]:
+    """`MLFLOW_EXPERIMENT_ID`, "" if unset, and `MLFLOW_EXPERIMENT_NAME`, by default "ramen". Raises ConfigError."""
+    number, name = (os.environ.get(f"MLFLOW_EXPERIMENT_{key}", "") for key in ("ID", "NAME"))
+    if number and not re.fullmatch("[0-9]{1,18}", number):
+        wrong = f"ID = {shown(number)}: expected a number of at most 18 digits"
+    elif name and (not name.strip() or not name.isprintable() or len(name) > PARAM_LIMIT):
+        wrong = f"NAME = {shown(name)}: expected a name of at most {PARAM_LIMIT} printable characters"
+    else:
+        return number, name or EXPERIMENT
+    raise ConfigError(f"MLFLOW_EXPERIMENT_{wrong}; correct the variable or unset it")
 
 
 def _experiment(client: Any, name: str) -> Any:

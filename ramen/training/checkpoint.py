@@ -1,7 +1,7 @@
-"""Checkpoints and the training state a model artifact carries: safetensors and JSON, nothing pickled.
+"""Checkpoints: safetensors and JSON, nothing pickled.
 
-All randomness is keyed by epoch and step (see `batches`), so weights, optimiser moments and counters are all that a
-bit-exact resume needs.
+All randomness is keyed by epoch and step (see `step_sampler`), so weights, optimiser moments and counters are enough
+for a bit-exact resume.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from ramen.errors import ArtifactError, warn
 from ramen.workdir import TASK_FILE, differences, read_task
 
 KEEP = 2
-"""Checkpoints kept; the older one guards against a damaged newest."""
+"""Checkpoints kept: an older one remains if the newest is damaged."""
 
-STATE_FILE = "training_state.safetensors"
 SUMS_FILE = "sums.json"
 FILES = ("arrays.npz", "optimizer.safetensors", "position.json", "weights.safetensors", TASK_FILE)
 """Files of a checkpoint, each with its sha256 in `SUMS_FILE`."""
@@ -46,19 +45,19 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class TrainingState:
-    """How far training has come.
+    """Counters and records of training.
 
     Attributes:
-        epoch: epochs finished.
-        step: steps of the current epoch finished.
-        global_step: steps finished in all.
-        round: pruning rounds begun.
+        epoch: finished epochs.
+        step: finished steps of the current epoch.
+        global_step: finished steps in total.
+        round: started pruning rounds.
         sums: running sums of the current epoch's terms.
-        history: one record per finished epoch (see `loop.Trainer.run_epochs`).
-        rounds: one record per pruning round.
+        history: a record per finished epoch (see `Trainer`).
+        rounds: a record per pruning round (see `pruning_rounds`).
         bandit: state of the bandit, {} without one.
-        ended: whether the stage ends here, before its last epoch (`plan.Plan`).
-        seconds: that training has taken, counted for `training.max_minutes` only.
+        ended: whether the schedule ended training before the last epoch.
+        seconds: duration of training so far, with `training.max_minutes` only.
     """
 
     epoch: int = 0
@@ -85,12 +84,12 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def load_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Restore what `optimizer_tensors` gave, exactly."""
+    """Restore the state returned by `optimizer_tensors`, exactly."""
     for name, parameter in model.named_parameters():
         fields = {key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.rsplit("/", 1)[0] == name}
         if fields:
             optimizer.state[parameter] = {
-                # the step count of fused AdamW is a tensor on the device, as all it keeps; that of SparseAdam a number
+                # fused AdamW keeps its step count as a tensor on the device, SparseAdam as an integer
                 key: int(value)
                 if key == "step" and not value.is_floating_point()
                 else value.to(parameter.device).clone()
@@ -98,26 +97,15 @@ def load_optimizer_tensors(
             }
 
 
-def save_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write the optimiser's state next to the weights in a model folder."""
-    save_file(optimizer_tensors(model, optimizer), path / STATE_FILE)
-
-
-def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read what `save_state` wrote."""
-    with reading(path / STATE_FILE):
-        load_optimizer_tensors(model, optimizer, load_file(path / STATE_FILE))
-
-
 class Checkpoints:
-    """Numbered checkpoints under a work directory.
+    """Numbered checkpoints in a work directory.
 
-    A checkpoint is a folder that appears by rename once all of it is on the disk, with a sha256 per file and the task
-    it belongs to.
+    A checkpoint is a folder that is renamed into place once it is complete on disk, with a sha256 per file and its
+    task.
 
     Args:
         work: the stage's work directory.
-        task: what was asked for; a checkpoint of another task is refused.
+        task: stage, sections, inputs and code; checkpoints of another task are refused.
     """
 
     def __init__(self, work: Path, task: Mapping[str, Any]) -> None:
@@ -128,37 +116,37 @@ class Checkpoints:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        position: TrainingState,
+        state: TrainingState,
         arrays: dict[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Write a checkpoint and drop all but the newest `KEEP`.
+        """Write a checkpoint and delete all but the newest `KEEP`.
 
         Raises:
-            ArtifactError: it cannot be written; those before it are untouched.
+            ArtifactError: it cannot be written; earlier checkpoints are intact.
         """
-        beside = self.folder / ".writing"
+        draft = self.folder / ".writing"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir()
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
             weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-            save_file(weights, beside / "weights.safetensors")
-            save_file(optimizer_tensors(model, optimizer), beside / "optimizer.safetensors")
-            np.savez(beside / "arrays.npz", **(arrays or {}))  # type: ignore[arg-type]
-            (beside / "position.json").write_text(json.dumps(asdict(position)), encoding="utf-8")
-            (beside / TASK_FILE).write_text(json.dumps(self.task, sort_keys=True), encoding="utf-8")
-            sums = {file.name: sha256(file) for file in sorted(beside.iterdir())}
-            write_text(beside / SUMS_FILE, json.dumps(sums, sort_keys=True))
-            flush(beside)
-            final = self.folder / f"{position.global_step:09d}-{position.round:03d}"
+            save_file(weights, draft / "weights.safetensors")
+            save_file(optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
+            np.savez(draft / "arrays.npz", **(arrays or {}))  # type: ignore[arg-type]
+            (draft / "position.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
+            (draft / TASK_FILE).write_text(json.dumps(self.task, sort_keys=True), encoding="utf-8")
+            sums = {file.name: sha256(file) for file in sorted(draft.iterdir())}
+            write_text(draft / SUMS_FILE, json.dumps(sums, sort_keys=True))
+            flush(draft)
+            final = self.folder / f"{state.global_step:09d}-{state.round:03d}"
             shutil.rmtree(final, ignore_errors=True)
-            os.rename(beside, final)
+            os.rename(draft, final)
         except Exception as error:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
             if reason := failed_io(error):
                 raise ArtifactError(
-                    f"{self.folder}: a checkpoint cannot be written ({reason}); the one before is intact: mend it and "
-                    "run the same command again"
+                    f"{self.folder}: cannot write a checkpoint ({reason}); the one before is intact: fix this and run "
+                    "the same command again"
                 ) from error
             raise
         for old in self._all()[:-KEEP]:
@@ -169,41 +157,41 @@ class Checkpoints:
     ) -> tuple[TrainingState, dict[str, NDArray[Any]]] | None:
         """Restore the newest checkpoint; None if there is none.
 
-        A damaged one is passed over, with a warning, for the one before.
+        If it is damaged, warns and restores the one before.
 
         Raises:
-            ArtifactError: all are damaged, or it belongs to another task or another encoder.
+            ArtifactError: all are damaged, or the checkpoint belongs to another task or encoder.
         """
         folders, newest = self._all(), ""
         for folder in reversed(folders):
             if not (damage := damaged(folder)):
                 self._check_task(folder)
                 try:
-                    position, weights, moments, arrays = _read(folder)
+                    state, weights, moments, arrays = _read(folder)
                 except ArtifactError as error:
                     damage = str(error)
             if damage:
-                warn(f"{damage}; the checkpoint before it is tried")
+                warn(f"{damage}; using the checkpoint before it")
                 newest = newest or damage
                 continue
             try:
                 model.load_state_dict(weights)
             except RuntimeError:
                 raise ArtifactError(
-                    f"{folder}: holds weights of another encoder; start afresh: rm -r {self.folder}"
+                    f"{folder}: holds the weights of another encoder; delete it to start over: rm -r {self.folder}"
                 ) from None
-            with reading(folder / "optimizer.safetensors", f"start afresh: rm -r {self.folder}"):
+            with reading(folder / "optimizer.safetensors", f"delete it to start over: rm -r {self.folder}"):
                 load_optimizer_tensors(model, optimizer, moments)
-            return position, arrays
+            return state, arrays
         if folders:
-            raise ArtifactError(f"{newest}, nor is there an older one; start afresh: rm -r {self.folder}")
+            raise ArtifactError(f"{newest}, and there is no older one; delete it to start over: rm -r {self.folder}")
         return None
 
     def _check_task(self, folder: Path) -> None:
         theirs = read_task(folder / TASK_FILE)
         if self.task and (found := differences(theirs, self.task)):
             raise ArtifactError(
-                f"{folder}: a checkpoint of another run: {'; '.join(found)}; start afresh: rm -r {self.folder}"
+                f"{folder}: belongs to another run: {'; '.join(found)}; delete it to start over: rm -r {self.folder}"
             )
 
     def _all(self) -> list[Path]:
@@ -217,22 +205,22 @@ class Checkpoints:
 
 
 def _read(folder: Path) -> tuple[TrainingState, Tensors, Tensors, dict[str, NDArray[Any]]]:
-    """Read an undamaged checkpoint: position, weights, optimiser state, arrays. Raises ArtifactError."""
+    """Read an undamaged checkpoint: state, weights, optimiser state, arrays. Raises ArtifactError."""
     file = folder / "position.json"
     values = read_json(file, dict[str, Any])
     with reading(file):
-        position = TrainingState(**values)
+        state = TrainingState(**values)
     for key, form in get_type_hints(TrainingState).items():
-        checked(getattr(position, key), form, f"{file}: {key}")
+        checked(getattr(state, key), form, f"{file}: {key}")
     tensors = []
     for name in ("weights.safetensors", "optimizer.safetensors"):
         with reading(folder / name):
             tensors.append(load_file(folder / name))
-    return position, *tensors, read_arrays(folder / "arrays.npz")
+    return state, *tensors, read_arrays(folder / "arrays.npz")
 
 
 def damaged(folder: Path) -> str:
-    """What is wrong with a checkpoint's files, in a phrase; empty if nothing is."""
+    """The first defect of a checkpoint's files, in a phrase; empty if there is none."""
     try:
         sums = read_json(folder / SUMS_FILE, dict[str, str])
     except ArtifactError:

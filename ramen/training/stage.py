@@ -1,4 +1,4 @@
-"""Stages `warmup` and `prune-retrain`: open artifacts, train, write the model."""
+"""The stages `warmup` and `prune-retrain`: train on the artifacts, write the model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from ramen.config import (
 from ramen.encoder.label_vectors import with_context, write_classifier, write_context
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
-from ramen.training.labels.classifier import classify
+from ramen.training.labels.classifier import train_classifiers
 from ramen.training.labels.context import label_context
 from ramen.training.launch import launch_processes
+from ramen.training.model_files import (
+    check_warm_settings,
+    load_training_state,
+    write_model,
+    write_training_state,
+)
 from ramen.training.oracle import read_oracle, train_oracle, write_oracle
-from ramen.training.pruning_rounds import Rounds
+from ramen.training.pruning_rounds import PruningRounds
 from ramen.training.schedule import Clock
-from ramen.training.setup import Session, TrainingSections, check_warm_settings
+from ramen.training.setup import TrainingSections, build_trainer
 
 
 def warmup(
@@ -38,24 +44,25 @@ def warmup(
     guidance: GuidanceConfig,
     track: Tracker,
 ) -> dict[str, float]:
-    """Train the oracle if one is to guide, then on the unpruned graphs for `training.warmup_epochs` epochs."""
+    """Train the oracle, if there is one, then the encoder on the unpruned graphs for `training.warmup_epochs`."""
     inputs = {"dataset": dataset, "graph": graph}
-    settings, clock = TrainingSections(encoder, objective, bandit, base, training, guidance), Clock()
-    with launch_processes("warmup", inputs, settings.sections(), training) as processes:
-        oracle, judged = None, dict[str, float]()
+    sections, clock = TrainingSections(encoder, objective, bandit, base, training, guidance), Clock()
+    with launch_processes("warmup", inputs, sections.by_name(), training) as processes:
+        oracle, oracle_metrics = None, dict[str, float]()
         if guidance.enabled:
-            oracle, judged = train_oracle(dataset, graph, warm_model, settings, track, processes)
-        session = Session(
-            dataset, graph, warm_model, encoder.name, settings, track, processes,
-            oracle=oracle, max_length=encoder.max_length, clock=clock,
+            oracle, oracle_metrics = train_oracle(dataset, graph, warm_model, sections, track, processes)
+        trainer = build_trainer(
+            dataset, graph, warm_model, encoder.name, sections, track, processes,
+            clock=clock, oracle=oracle, max_length=encoder.max_length,
         )  # fmt: skip
-        with session.interruptible():
-            session.resume()
-            session.train("warmup", session.plan.warmup_epochs)
-    session.write(warm_model, to_go_on=True)
+        with trainer.interruptible():
+            trainer.resume()
+            trainer.train("warmup", trainer.schedule.warmup_epochs)
+    write_model(warm_model, trainer)
+    write_training_state(warm_model, trainer)
     if oracle is not None:
         write_oracle(warm_model.path, oracle)
-    return session.last_metrics() | judged
+    return trainer.last_metrics() | oracle_metrics
 
 
 def prune_retrain(
@@ -75,34 +82,36 @@ def prune_retrain(
     classifier: ClassifierConfig,
     track: Tracker,
 ) -> dict[str, float]:
-    """Prune the graphs with the encoder and retrain, in rounds, to the end of the plan (`training.epochs`)."""
+    """Prune the graphs with the encoder and retrain, in rounds, until training ends (`training.epochs`)."""
     inputs = {"dataset": dataset, "graph": graph, "warm_model": warm_model}
-    settings, clock = TrainingSections(encoder, objective, bandit, base, training, guidance), Clock()
-    sections = {**settings.sections(), "pruning": pruning, "classifier": classifier}
-    check_warm_settings(warm_model, settings)
-    with launch_processes("prune-retrain", inputs, sections, training) as processes:
+    sections, clock = TrainingSections(encoder, objective, bandit, base, training, guidance), Clock()
+    check_warm_settings(warm_model, sections.by_name())
+    all_sections = {**sections.by_name(), "pruning": pruning, "classifier": classifier}
+    with launch_processes("prune-retrain", inputs, all_sections, training) as processes:
         oracle = read_oracle(warm_model.path) if guidance.enabled else None
-        session = Session(
-            dataset, graph, model, warm_model.path, settings, track, processes, oracle=oracle, clock=clock
+        trainer = build_trainer(
+            dataset, graph, model, warm_model.path, sections, track, processes, clock=clock, oracle=oracle
         )
-        session.start_from(warm_model)
-        rounds = Rounds(session, pruning)
-        with session.interruptible():
-            session.resume(rounds.restore)
+        load_training_state(warm_model, trainer)
+        rounds = PruningRounds(trainer, pruning, objective)
+        with trainer.interruptible():
+            trainer.resume()
+            rounds.restore()
             rounds.run()
-            session.end()  # what follows is short, and done again after an interruption
-            labels = session.embed_role("labels")
-            context = label_context(session, rounds.drawn, labels)
-            unseen = labels if context is None else with_context(labels, context.unseen)
-            classified = classify(session, classifier, model, labels, unseen)
-    session.write(model, to_go_on=False)
+            trainer.finish()  # the rest is short, and is repeated after an interruption
+            labels = trainer.embed_role("labels")
+            context = label_context(trainer, objective, rounds.drawn, labels)
+            # fused without the held-out documents: the share is chosen on them
+            fused_with = labels if context is None else with_context(labels, context.without_held_out)
+            classified = train_classifiers(trainer, classifier, model, labels, fused_with)
+    write_model(model, trainer)
     if context is not None:
         write_context(model.path, context.vectors)
     if classified is not None:
         write_classifier(model.path, classified.weight, classified.share)
     write_graphs(pruned_graph.path, rounds.pruned or read_graphs(graph.path))
-    write_json(pruned_graph.path / "rounds.json", session.trainer.position.rounds)
+    write_json(pruned_graph.path / "rounds.json", trainer.state.rounds)
     pruned_graph.counts |= rounds.counts()
-    metrics = session.last_metrics() | rounds.metrics()
+    metrics = trainer.last_metrics() | rounds.metrics()
     metrics |= {f"context/{name}": share for name, share in (context.shares if context else {}).items()}
     return metrics | (classified.metrics if classified else {})

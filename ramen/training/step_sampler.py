@@ -192,6 +192,7 @@ class StepSampler:
         shared_draws: bool = False,
         anchor_budget: float = 0.0,
         graph_negatives: GraphNegatives | None = None,
+        anchor_sampling: Sampling = "inverse_sqrt_degree",
     ) -> None:
         self.base = base
         self.batch_size = batch_size
@@ -200,6 +201,7 @@ class StepSampler:
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
         self.graph_negatives = graph_negatives
+        self.anchor_sampling: Sampling = anchor_sampling
         self.sets: list[SetSampler] = []
 
     def use_graphs(
@@ -207,7 +209,6 @@ class StepSampler:
         pruned: Mapping[str, Mapping[str, Graph]],
         unpruned: Mapping[str, Mapping[str, Graph]],
         on: Mapping[str, Mapping[str, bool]],
-        sampling: Sampling,
         texts: Mapping[str, Ints],
         false_negative_anchors: Mapping[str, Mapping[str, sp.csr_matrix]],
     ) -> None:
@@ -221,7 +222,7 @@ class StepSampler:
                 pruned[name],
                 unpruned[name],
                 on[name],
-                sampling,
+                self.anchor_sampling,
                 self.shared_draws,
                 {"train": texts["documents"], "labels": texts["labels"], "anchors": texts[f"anchors/{name}"]},
                 false_negative_anchors[name],

@@ -1,445 +1,444 @@
-"""The training loop: steps, epochs, validation. Composes encoder, objective and base; no paths, no tracking store.
+"""The training loop: sample a step, encode, losses, backward, optimiser step, log, checkpoint.
 
-Letters: B documents of a step, L distinct labels of a step, A anchors of a set, D width.
+Letters: D width of a vector, N training documents, L labels.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from ramen.base.protocol import BaseAlgorithm, Embed
+from ramen.base.protocol import BaseAlgorithm
+from ramen.config import BanditConfig, TrainingConfig
 from ramen.encoder.model import SentenceEncoder
-from ramen.encoder.tokens import TextTable
 from ramen.errors import Interrupted, RamenError
+from ramen.graph.metadata import Graphs
 from ramen.objective.bandit import Bandit
-from ramen.objective.guidance import TERMS, Guidance
-from ramen.objective.regulariser import Links, regulariser, total
-from ramen.objective.triplet import Triplet
+from ramen.objective.guidance import TERMS
 from ramen.sampling import keyed_rng
+from ramen.signals import on_interrupt
 from ramen.tracking import Tracker
-from ramen.training.checkpoint import TrainingState
+from ramen.training.checkpoint import Checkpoints, TrainingState
+from ramen.training.distributed import Processes
+from ramen.training.embedding import TextEmbedder
 from ramen.training.gradient_cache import StepEncoder
+from ramen.training.heldout import EVALUATED, HeldOutLoss, Quality
+from ramen.training.inputs import TrainingInputs
 from ramen.training.progress import Progress
-from ramen.training.schedule import Plan
-from ramen.training.step_sampler import SideLinks, Step, StepSampler
+from ramen.training.schedule import Schedule
+from ramen.training.step_loss import ACCURACY, TASK, StepLoss
+from ramen.training.step_sampler import Step, StepSampler
 from ramen.training.weight_average import WeightAverage
 
 LOG_EVERY = 10
 """Steps between two points of the tracked curves."""
+LABEL_BLOCK = 1 << 17
+"""Label vectors that the base algorithm transforms at a time: millions do not fit a GPU's memory."""
+CLOSING_MARGIN = 1.3
+"""Factor on the estimated duration of the work after training, with `training.max_minutes`."""
+BASE_PREFIX = "base:"
+"""Prefix of the base algorithm's arrays among the arrays of a checkpoint."""
 
-JUDGES = 10_000
-"""Held-out documents whose P@1 is looked at, at most: to half a point."""
-SCORES = 1 << 25
-"""Scores that validation holds at a time (128 MB)."""
-FEW = 100
-"""Labels of a document up to which all scores are compared with each of theirs, one by one, rather than sorted in."""
-
-TASK = "task"
-ACCURACY = "accuracy"
-"""In-batch accuracy: share of a step's documents whose sampled positive outscores every negative."""
+Vectors = NDArray[np.float32]
 
 
 @dataclass
 class Trainer:
-    """All that a step needs, and how far training has come.
+    """Trains an encoder and a base algorithm; both training stages run it. Built by `setup.build_trainer`.
 
     Attributes:
-        encoder: trained in place.
-        optimizer: over the parameters of the encoder and of the base algorithm.
-        texts: token table with roles "documents", "labels" and "anchors/<set>".
+        settings: section `training`.
+        inputs: pairs, graphs and texts.
+        encoder: the encoder, trained in place.
+        base: the base algorithm: which pairs a step holds, and the task loss.
+        modules: encoder and, if the base algorithm has parameters, its module: everything that is trained.
+        optimizer: over the parameters of `modules`.
         sampler: builds the steps.
-        base: the task loss.
-        triplet: the regularisers' loss.
-        symmetric: regularise in both directions.
-        weights: λ by term name: "task", "<set>.document", "<set>.label", and those of an oracle (`guidance.TERMS`).
-        lr: peak learning rate.
-        plan: learning rate and end of training.
-        clip_norm: gradients are clipped to this norm; 0 = off.
-        seed: keys the dropout of each step.
-        track: receives step metrics.
-        step_encoder: texts to vectors and the gradient back.
-        uids: of the documents, to name them in errors.
-        embed: shows the base algorithm the current vectors when it clusters or mines.
-        average: of the weights, None if they are used as they are.
-        guidance: what an oracle adds to the loss; None without one.
-        tuner: moves the regularisers' weights, or None.
-        heldout: loss on held-out documents, for a tuner that is judged by it.
-        position: counters and history.
-        stop: asked after each step; true = save and stop.
-        save: writes a checkpoint.
-        save_every: seconds between checkpoints.
-        last_texts, last_tokens: distinct texts of the last step, and their tokens.
-        gradient_norm: of the last step, before clipping.
+        step_encoder: encodes the texts of a step, and carries the gradient back.
+        loss: terms of a step and their weights.
+        schedule: learning rate and end of training.
+        embedder: embeds texts without gradients.
+        checkpoints: of this stage.
+        track: receives metrics.
+        processes: the processes that train together.
+        average: average of the weights; None if the last weights are used.
+        tuner: bandit that moves the regularisers' weights, or None.
+        held_out_loss: the bandit's feedback `heldout_loss`, or None.
+        state: counters and history.
+        pruning_arrays: state of the pruning rounds, saved in every checkpoint.
     """
 
+    settings: TrainingConfig
+    inputs: TrainingInputs
     encoder: SentenceEncoder
-    optimizer: torch.optim.Optimizer
-    texts: TextTable
-    sampler: StepSampler
     base: BaseAlgorithm
-    triplet: Triplet
-    symmetric: bool
-    weights: dict[str, float]
-    lr: float
-    plan: Plan
-    clip_norm: float
-    seed: int
-    track: Tracker
+    modules: nn.ModuleDict
+    optimizer: torch.optim.Optimizer
+    sampler: StepSampler
     step_encoder: StepEncoder
-    uids: Sequence[str]
-    embed: Embed
+    loss: StepLoss
+    schedule: Schedule
+    embedder: TextEmbedder
+    checkpoints: Checkpoints
+    track: Tracker
+    processes: Processes
     average: WeightAverage | None = None
-    guidance: Guidance | None = None
     tuner: Bandit | None = None
-    heldout: Callable[[], float] = lambda: 0.0
-    position: TrainingState = field(default_factory=TrainingState)
-    stop: Callable[[], bool] = lambda: False
-    save: Callable[[], None] = lambda: None
-    save_every: float = 600.0
-    last_texts: int = 0
-    last_tokens: int = 0
-    gradient_norm: float = 0.0
-    _saved: float = field(default_factory=time.monotonic)
+    held_out_loss: HeldOutLoss | None = None
+    state: TrainingState = field(default_factory=TrainingState)
+    pruning_arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    _interrupt_requested: bool = False
+    _last_save: float = field(default_factory=time.monotonic)
+    _gradient_norm: float = 0.0
+    _step_size: str = ""
 
-    def __post_init__(self) -> None:
-        if self.tuner is not None:
-            self.weights.update(self.tuner.weights)
+    # The loop
 
-    def run_epochs(self, until: int, progress: Progress, on_epoch: Callable[[dict[str, float]], None]) -> None:
-        """Train to the end of epoch `until` (exclusive count), or of the plan, from wherever `position` stands.
-
-        `on_epoch` gets the mean of each term over the epoch just trained, before `position` moves to the next.
+    def train(self, phase: str, until: int) -> None:
+        """Train to the end of epoch `until`, or until the schedule ends training, from the current state.
 
         Raises:
-            Interrupted: `stop` said so; a checkpoint was saved.
-            RamenError: the loss is not finite.
+            Interrupted: SIGTERM or Ctrl-C; a checkpoint was saved.
+            RamenError: the loss is not finite, or memory is exhausted.
         """
-        while self.position.epoch < until and not self.position.ended:
-            epoch = self.position.epoch
-            if self.position.step == 0:
-                self.refresh(epoch)
-            order = self.sampler.epoch_order(epoch)
-            for index in range(self.position.step, self.sampler.steps_per_epoch):
-                if index and self.plan.cut(self.position):
-                    break
-                step = self.sampler.step(order, epoch, index)
-                with self._memory_explained(step):
-                    terms = self.train_step(step)
-                progress.total = self.total_documents
-                progress.advance(len(step.documents), f"epoch {epoch + 1} {self._facts(terms['loss'])}")
-                self._count(terms, len(step.documents), progress.rate)
-                self._maybe_save()
-            self.plan.cut(self.position)
-            # the epoch ends only when all that follows it is done: stopped in the middle, it is done again
-            on_epoch(self._means())
-            position = self.position
-            position.epoch, position.step, position.sums = epoch + 1, 0, {}
-            self.plan.review(position)
+        state = self.state
+        self.schedule.is_warmup = phase == "warmup"
+        done = round(state.global_step * self._documents_per_step)
+        progress = Progress(phase, self._total_documents, "documents", done)
+        while state.epoch < until and not state.ended:
+            self._train_epoch(progress)
+            # an interruption from here to the end of the epoch repeats the evaluation, not the steps
+            self._record_epoch(phase, until, progress)
+            state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
+            self.schedule.end_if_settled(state)
+        progress.close()
 
-    def refresh(self, epoch: int) -> None:
-        """Let the base algorithm look at the encoder, if its time has come."""
-        if self.base.refresh_due(epoch):
-            self.base.refresh(epoch, self.embed)
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next step, as a share of the peak."""
-        return self.plan.rate(self.position.global_step)
-
-    @property
-    def documents_per_step(self) -> float:
-        """Documents of a step, on average."""
-        base, steps = self.sampler.base, self.sampler.steps_per_epoch
-        return base.documents_per_row * min(base.rows, steps * self.sampler.batch_size) / max(steps, 1)
-
-    @property
-    def total_documents(self) -> int | None:
-        """Documents of warm-up and retraining together, as far as the plan knows."""
-        steps = self.plan.total_steps()
-        return None if steps is None else round(steps * self.documents_per_step)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """All that is trained."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def stop_if_asked(self) -> None:
-        """Save and stop if someone asked to; for long work between steps.
-
-        Raises:
-            Interrupted: `stop` said so; a checkpoint was saved.
-        """
-        if self.stop():
-            self.save()
-            raise Interrupted("stopped on request; a checkpoint was written: run the same command again to go on")
+    def _train_epoch(self, progress: Progress) -> None:
+        """Train the rest of the current epoch."""
+        state, epoch = self.state, self.state.epoch
+        if state.step == 0 and self.base.refresh_due(epoch):
+            self.base.refresh(epoch, self.embed_role)
+        order = self.sampler.epoch_order(epoch)
+        for index in range(state.step, self.sampler.steps_per_epoch):
+            if index and self._out_of_time():
+                break
+            step = self.sampler.step(order, epoch, index)
+            with self._explain_out_of_memory(step):
+                terms = self.train_step(step)
+            progress.total = self._total_documents
+            progress.advance(len(step.documents), f"epoch {epoch + 1} {self._progress_facts(terms['loss'])}")
+            self._count_step(terms, len(step.documents), progress.rate)
+            self.stop_if_interrupted()
+            if self.checkpoint_is_due():
+                self.save()
+        self._out_of_time()
 
     def train_step(self, step: Step) -> dict[str, float]:
         """One optimiser step. Returns every term's value, unweighted, and the weighted "loss"."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * self.rate
+            group["lr"] = self.settings.lr * self.rate
         self.encoder.train()
+
         roles = {"documents": step.documents, "labels": step.labels}
-        roles |= {f"anchors/{name}": batch.pool for name, batch in step.anchors.items()}
-        numbers = {role: self.texts.roles[role][items] for role, items in roles.items()}
-        distinct, inverse = np.unique(np.concatenate(list(numbers.values())), return_inverse=True)
-        self.last_texts = len(distinct)
-        self.last_tokens = int(self.texts.store.lengths_of(distinct).sum())
-        vectors = self.step_encoder.forward(distinct, self._dropout_seed())
-        cuts = np.cumsum([len(items) for items in numbers.values()])[:-1]
-        terms, accuracy = self.losses(step, vectors, dict(zip(numbers, np.split(inverse, cuts), strict=True)))
-        loss = total(terms, self.weights)
+        roles |= {f"anchors/{name}": anchors.pool for name, anchors in step.anchors.items()}
+        texts = {role: self.inputs.texts.roles[role][items] for role, items in roles.items()}
+        distinct, inverse = np.unique(np.concatenate(list(texts.values())), return_inverse=True)
+        self._step_size = f"{len(distinct)} texts, {self.inputs.texts.store.lengths_of(distinct).sum()} tokens"
+        encoded = self.step_encoder.forward(distinct, self._dropout_seed())
+        ends = np.cumsum([len(items) for items in texts.values()])[:-1]
+        vectors = {
+            role: encoded.index_select(0, torch.from_numpy(rows).to(encoded.device, non_blocking=True))
+            for role, rows in zip(texts, np.split(inverse, ends), strict=True)
+        }
+
+        terms, accuracy = self.loss.terms(step, vectors)
+        loss = self.loss.weighted_sum(terms)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.step_encoder.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm or math.inf)
-        values = dict(
-            zip(
-                ("loss", *terms, ACCURACY, "norm"),
-                torch.stack([loss, *terms.values(), accuracy, norm]).detach().tolist(),
-                strict=True,
-            )
-        )
-        self.gradient_norm = values.pop("norm")
-        if not math.isfinite(values["loss"]) or not math.isfinite(self.gradient_norm):
-            self._not_finite(step, values["loss"])
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm or math.inf)
+
+        names = ("loss", *terms, ACCURACY, "norm")
+        numbers = torch.stack([loss, *terms.values(), accuracy, norm]).detach().tolist()  # one transfer from the GPU
+        values = dict(zip(names, numbers, strict=True))
+        self._gradient_norm = values.pop("norm")
+        self._check_finite(step, values["loss"])
         self.optimizer.step()
         if self.average is not None:
-            self.average.update(self.position.global_step + 1)
-        self._tune(values)
+            self.average.update(self.state.global_step + 1)
+        self._tune_weights(values)
         return values
 
-    def _tune(self, values: Mapping[str, float]) -> None:
-        """Tell the bandit how the step went; take up its new weights when a window ends."""
+    def _tune_weights(self, values: Mapping[str, float]) -> None:
+        """Give the bandit its feedback on a step; use its new weights when a window ends."""
         if self.tuner is None:
             return
-        feedback = self.tuner.settings.feedback
-        last = self.tuner.count + 1 == self.tuner.settings.period
-        if feedback == "heldout_loss":  # one look at the window's end stands for all of it
-            told = self.heldout() * self.tuner.settings.period if last else 0.0
-        elif feedback == "accuracy":
-            told = 1.0 - values[ACCURACY]
+        settings: BanditConfig = self.tuner.settings
+        if settings.feedback == "heldout_loss":  # one evaluation at the end of a window stands for the whole window
+            window_ends = self.tuner.count + 1 == settings.period
+            assert self.held_out_loss is not None
+            feedback = self.held_out_loss() * settings.period if window_ends else 0.0
+        elif settings.feedback == "accuracy":
+            feedback = 1.0 - values[ACCURACY]
         else:
-            told = values["loss" if feedback == "weighted_objective" else TASK]
-        literal = not self.tuner.settings.safeguards  # as printed, the weights' steps never shrink
-        if self.tuner.observe(told, 1.0 if literal else self.rate):
-            self.weights.update(self.tuner.weights)
-        self.position.bandit = self.tuner.state()
+            feedback = values["loss" if settings.feedback == "weighted_objective" else TASK]
+        # in the printed form the bandit's own step size never shrinks
+        if self.tuner.observe(feedback, self.rate if settings.safeguards else 1.0):
+            self.loss.weights.update(self.tuner.weights)
+        self.state.bandit = self.tuner.state()
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the next step, as a share of the peak."""
+        return self.schedule.rate(self.state.global_step)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All trained parameters."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def use_graphs(self, graphs: Graphs) -> None:
+        """Draw anchors from (pruned) `graphs`; the unpruned graphs still tell which anchors are no negatives."""
+        inputs = self.inputs
+        self.sampler.use_graphs(graphs, inputs.graphs, inputs.active, inputs.texts.roles, inputs.false_negatives)
+
+    # Held-out documents
+
+    def _record_epoch(self, phase: str, until: int, progress: Progress) -> None:
+        """Evaluate on held-out documents if it is due, and add a record to the history."""
+        state, epoch = self.state, self.state.epoch + 1
+        is_due = epoch == until or self.schedule.is_evaluated(epoch) or state.ended
+        quality = self.validate() if is_due else None
+        means = self._epoch_means()
+        record = {
+            "epoch": epoch,
+            "step": state.global_step,
+            "phase": phase,
+            "round": state.round,
+            "loss": means["loss"],
+            "task_loss": means[TASK],
+            "accuracy": means[ACCURACY],
+            "terms": {name: value for name, value in means.items() if name not in ("loss", TASK, ACCURACY)},
+            "val_p_at_1": None if quality is None else quality.p_at_1,
+            "val_gain": None if quality is None else quality.gain,
+            "lambda": {**self.loss.weights, **(self.tuner.means if self.tuner else {})},
+            "edges_kept": state.rounds[-1]["edges_kept"] if state.rounds else {},
+        }
+        if self.settings.max_minutes:
+            record["seconds"] = self.schedule.clock.elapsed
+        state.history.append(record)
+        shown = ""
+        if quality is not None:
+            curve = {"heldout/p_at_1": quality.p_at_1, "heldout/gain": quality.gain}
+            self.track.curve(curve, step=state.global_step)
+            shown = f" held-out P@1 {quality.p_at_1:.2f} gain {quality.gain:.2f}"
+        progress.close()
+        print(f"{phase} epoch {epoch} loss {record['loss']:.4f}{shown}", file=sys.stderr, flush=True)
+
+    def validate(self) -> Quality | None:
+        """Quality on (a sample of) the held-out documents, with averaged weights if there are any; None without any."""
+        held_out = self.inputs.held_out.evenly_spaced(EVALUATED)
+        if not len(held_out):
+            return None
+        with self.average.in_place() if self.average is not None else nullcontext():
+            documents = self.embed(self.inputs.texts.roles["documents"][held_out.rows])
+            labels = self.embed_role("labels")
+        return held_out.quality(documents, labels)
+
+    def embed_role(self, role: Literal["documents", "labels"]) -> Vectors:
+        """Vectors of all training documents, or the vectors by which all labels are ranked: float32 [N or L, D]."""
+        vectors = self.embed(self.inputs.texts.roles[role])
+        if role == "labels":
+            for start in range(0, len(vectors), LABEL_BLOCK):
+                block = np.arange(start, min(start + LABEL_BLOCK, len(vectors)))
+                with torch.no_grad():
+                    encoded = torch.from_numpy(vectors[block]).to(self.encoder.device)
+                    vectors[block] = self.base.label_vectors(encoded, block).cpu().numpy()
+        return vectors
+
+    def embed(self, texts: NDArray[np.int64]) -> Vectors:
+        """Vectors of stored texts, float32 [n, D], the same in every process.
+
+        Raises:
+            Interrupted: SIGTERM or Ctrl-C; a checkpoint was saved.
+        """
+        return self.embedder.embed(texts, self.stop_if_interrupted)
+
+    # Checkpoints and interruption
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """End with a checkpoint after the current step on SIGTERM (a pre-empted node) and Ctrl-C."""
+
+        def request() -> None:
+            self._interrupt_requested = True
+
+        with on_interrupt(request):
+            yield
+
+    def interrupt_requested(self) -> bool:
+        """Whether SIGTERM or Ctrl-C reached any process; all processes must call it together."""
+        return self.processes.any(self._interrupt_requested)
+
+    def stop_if_interrupted(self) -> None:
+        """Save a checkpoint and stop if an interruption was requested in any process.
+
+        Raises:
+            Interrupted: it was.
+        """
+        if self.interrupt_requested():
+            self.save()
+            raise Interrupted("interrupted; a checkpoint was written: run the same command again to resume")
+
+    def checkpoint_is_due(self) -> bool:
+        """Whether `training.checkpoint_minutes` have passed since this last was true."""
+        if time.monotonic() - self._last_save < 60 * self.settings.checkpoint_minutes:
+            return False
+        self._last_save = time.monotonic()
+        return True
+
+    def save(self) -> None:
+        """Write a checkpoint (rank 0 only)."""
+        if self.processes.rank > 0:
+            return
+        base_arrays = {BASE_PREFIX + key: array for key, array in self.base.state().items()}
+        self.state.seconds = self.schedule.clock.elapsed if self.settings.max_minutes else 0.0
+        with self.average.put_back() if self.average is not None else nullcontext():
+            self.checkpoints.save(self.modules, self.optimizer, self.state, {**self.pruning_arrays, **base_arrays})
+
+    def resume(self) -> None:
+        """Restore the newest checkpoint of an interrupted attempt, if there is one."""
+        found = self.checkpoints.load(self.modules, self.optimizer)
+        if found is not None:
+            self.state, arrays = found
+            self.schedule.clock.before = self.state.seconds
+            self.restore_tuner()
+            base_keys = [key for key in arrays if key.startswith(BASE_PREFIX)]
+            self.base.restore({key.removeprefix(BASE_PREFIX): arrays.pop(key) for key in base_keys})
+            self.pruning_arrays = arrays
+            place = f"epoch {self.state.epoch + 1}, step {self.state.step}"
+            print(f"resumed at {place}", file=sys.stderr, flush=True)
+        self.processes.wait()  # all processes have read before rank 0 writes the next checkpoint
 
     def restore_tuner(self) -> None:
-        """Take up the bandit's state and weights from `position`."""
-        if self.tuner is not None and self.position.bandit:
-            self.tuner.restore(self.position.bandit)
-            self.weights.update(self.tuner.weights)
+        """Restore the bandit's state and weights from `state`."""
+        if self.tuner is not None and self.state.bandit:
+            self.tuner.restore(self.state.bandit)
+            self.loss.weights.update(self.tuner.weights)
 
-    def losses(
-        self, step: Step, vectors: Tensor, where: Mapping[str, NDArray[np.int64]]
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Task loss and regularisers of a step, and its accuracy: the share of documents whose positive scores best.
+    def finish(self) -> None:
+        """Save, and use the average of the weights, if there is one, for everything after training."""
+        self.save()
+        if self.average is not None:
+            self.average.swap()
 
-        Args:
-            step: who is in it.
-            vectors: float32 [n, D], the step's distinct texts.
-            where: role -> row of each of its items in `vectors`.
-        """
-        vectors_of = {role: vectors.index_select(0, _tensor(rows, vectors.device)) for role, rows in where.items()}
-        x_BD, z_LD = vectors_of["documents"], vectors_of["labels"]
-        positive_B, mask_BL = _tensor(step.positive, x_BD.device), _tensor(step.mask, x_BD.device)
-        ranked_LD = self.base.label_vectors(z_LD, step.labels)
-        scores_BL = x_BD @ ranked_LD.T
-        terms = {TASK: self.base.loss(scores_BL, positive_B, mask_BL)}
-        with torch.no_grad():
-            best_B = scores_BL.masked_fill(mask_BL, -2.0).amax(1)
-            accuracy = (scores_BL.gather(1, positive_B[:, None])[:, 0] > best_B).float().mean()
-        if self.guidance is not None:
-            terms |= self.guidance(step.documents, step.labels, x_BD, ranked_LD, positive_B, mask_BL)
-        for name, batch in step.anchors.items():
-            a_AD = vectors_of[f"anchors/{name}"]
-            for side, rows, links in (("document", x_BD, batch.document), ("label", z_LD, batch.label)):
-                if links is not None:
-                    here = _links(links, rows.device)
-                    terms[f"{name}.{side}"] = regulariser(rows, a_AD, here, self.triplet, self.symmetric)
-        return terms, accuracy
+    # Counting, logging, errors
+
+    def last_metrics(self) -> dict[str, float]:
+        """Loss and held-out quality of the last epoch, and the best held-out P@1."""
+        record = self.state.history[-1]
+        metrics = {"epoch/loss": record["loss"], "epoch/task_loss": record["task_loss"]}
+        metrics |= {f"epoch/{name}": value for name, value in record["terms"].items()}
+        metrics |= {key: record[key] for key in ("val_p_at_1", "val_gain") if record[key] is not None}
+        scores = [record["val_p_at_1"] for record in self.state.history if record["val_p_at_1"] is not None]
+        return metrics | ({"best/val_p_at_1": max(scores)} if scores else {})
 
     def _dropout_seed(self) -> int:
-        return int(keyed_rng(self.seed, "dropout", self.position.global_step).integers(2**62))
+        return int(keyed_rng(self.settings.seed, "dropout", self.state.global_step).integers(2**62))
 
-    def _count(self, terms: Mapping[str, float], documents: int, rate: float) -> None:
-        position = self.position
-        position.step += 1
-        position.global_step += 1
+    def _count_step(self, terms: Mapping[str, float], documents: int, rate: float) -> None:
+        state = self.state
+        state.step += 1
+        state.global_step += 1
         for name, value in terms.items():
-            position.sums[name] = position.sums.get(name, 0.0) + value * documents
-        position.sums["documents"] = position.sums.get("documents", 0.0) + documents
-        if position.global_step % LOG_EVERY == 0 or position.step == self.sampler.steps_per_epoch:
+            state.sums[name] = state.sums.get(name, 0.0) + value * documents
+        state.sums["documents"] = state.sums.get("documents", 0.0) + documents
+        if state.global_step % LOG_EVERY == 0 or state.step == self.sampler.steps_per_epoch:
             values = {f"train/{name}": value for name, value in terms.items()}
-            values |= {f"lambda/{name}": self.weights[name] for name in terms if name in self.weights}
+            values |= {f"lambda/{name}": self.loss.weights[name] for name in terms if name in self.loss.weights}
             values |= {"train/documents_per_second": rate, "train/memory_gib": memory_gib(self.encoder.device)}
             values |= {"train/learning_rate": self.optimizer.param_groups[0]["lr"]}
-            values |= {"train/gradient_norm": self.gradient_norm}
-            self.track.curve(values, step=position.global_step)
+            values |= {"train/gradient_norm": self._gradient_norm}
+            self.track.curve(values, step=state.global_step)
 
-    def _means(self) -> dict[str, float]:
-        sums = dict(self.position.sums)
+    def _epoch_means(self) -> dict[str, float]:
+        sums = dict(self.state.sums)
         documents = sums.pop("documents", 0.0)
         return {name: value / max(documents, 1.0) for name, value in sums.items()}
 
-    def _facts(self, loss: float) -> str:
-        """What a progress line says about a step: loss, the graphs' λ, memory."""
+    @property
+    def _documents_per_step(self) -> float:
+        """Mean number of documents of a step."""
+        steps = self.sampler.steps_per_epoch
+        return self.base.documents_per_row * min(self.base.rows, steps * self.sampler.batch_size) / max(steps, 1)
+
+    @property
+    def _total_documents(self) -> int | None:
+        """Documents of warm-up and retraining together; None if the schedule does not know."""
+        steps = self.schedule.total_steps()
+        return None if steps is None else round(steps * self._documents_per_step)
+
+    def _progress_facts(self, loss: float) -> str:
+        """Loss, the range of the graphs' weights and memory, for the progress line."""
         others = (TASK, *TERMS)
-        graphs = sorted({weight for name, weight in self.weights.items() if name not in others and weight > 0})
+        graphs = sorted({weight for name, weight in self.loss.weights.items() if name not in others and weight > 0})
         ends = [f"{weight:.3g}" for weight in (*graphs[:1], *graphs[1:][-1:])]
-        spread = f" lambda {'..'.join(ends)}" if ends else ""
-        return f"loss {loss:.4f}{spread} memory {memory_gib(self.encoder.device):.1f} GiB"
+        lambdas = f" lambda {'..'.join(ends)}" if ends else ""
+        return f"loss {loss:.4f}{lambdas} memory {memory_gib(self.encoder.device):.1f} GiB"
 
-    def _maybe_save(self) -> None:
-        self.stop_if_asked()
-        if self.due():
-            self.save()
+    def _out_of_time(self) -> bool:
+        return self.schedule.end_if_out_of_time(self.state, self._closing_seconds)
 
-    def due(self) -> bool:
-        """Whether a checkpoint's time has come; the clock starts anew."""
-        if time.monotonic() - self._saved < self.save_every:
-            return False
-        self._saved = time.monotonic()
-        return True
+    def _closing_seconds(self) -> float:
+        """Estimated duration of the last validation and of encoding every text for the label context."""
+        return CLOSING_MARGIN * self.embedder.estimate_seconds(self._closing_tokens)
+
+    @cached_property
+    def _closing_tokens(self) -> int:
+        store, roles = self.inputs.texts.store, self.inputs.texts.roles
+        ranked = np.concatenate([roles["labels"], roles["documents"][self.inputs.held_out.rows]])
+        return len(store.ids) + int(store.lengths_of(ranked).sum())
 
     @contextmanager
-    def _memory_explained(self, step: Step) -> Iterator[None]:
+    def _explain_out_of_memory(self, step: Step) -> Iterator[None]:
         try:
             yield
-        except (MemoryError, RuntimeError) as error:  # of torch: OutOfMemoryError, or a plain RuntimeError on a CPU
-            mine = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-            if not mine:
+        except (MemoryError, RuntimeError) as error:  # torch raises OutOfMemoryError, on a CPU a plain RuntimeError
+            is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+            if not is_memory:
                 raise
             raise RamenError(
-                f"out of memory at step {self.position.global_step} ({len(step.documents)} documents, "
-                f"{self.last_texts} texts, {self.last_tokens} tokens): set training.gradient_caching=true, or lower "
-                "encoder.tokens_per_chunk or training.batch_size; the last checkpoint is intact"
+                f"out of memory at step {self.state.global_step} ({len(step.documents)} documents, {self._step_size}); "
+                "the last checkpoint is intact; set training.gradient_caching=true, or lower encoder.tokens_per_chunk "
+                "or training.batch_size"
             ) from None
 
-    def _not_finite(self, step: Step, value: float) -> None:
-        named = [self.uids[row] for row in step.documents[:8].tolist()]
-        weights = ", ".join(f"{name}={weight:g}" for name, weight in self.weights.items())
-        what = f"loss is {value}" if not math.isfinite(value) else "the gradient is not finite"
+    def _check_finite(self, step: Step, loss: float) -> None:
+        if math.isfinite(loss) and math.isfinite(self._gradient_norm):
+            return
+        uids = ", ".join(self.inputs.dataset.train.uids[row] for row in step.documents[:8].tolist())
+        weights = ", ".join(f"{name}={weight:g}" for name, weight in self.loss.weights.items())
+        what = "the gradient is not finite" if math.isfinite(loss) else f"loss is {loss}"
         raise RamenError(
-            f"{what} at step {self.position.global_step} (documents {', '.join(named)}...; λ: {weights}); "
-            "lower training.lr, or set encoder.precision=fp32"
+            f"{what} at step {self.state.global_step} (documents {uids}...; λ: {weights}); lower training.lr, or set "
+            "encoder.precision=fp32"
         )
 
 
 def memory_gib(device: torch.device) -> float:
-    """Resident memory of this process; on a GPU the most that its tensors took."""
+    """Resident memory of this process; on a GPU, the peak memory of its tensors."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return psutil.Process().memory_info().rss / 2**30  # type: ignore[no-any-return]
-
-
-def _tensor(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device, non_blocking=True)
-
-
-def _links(links: SideLinks, device: torch.device) -> Links:
-    arrays = (links.rows, links.positive, links.mask, links.drawn, links.row)
-    return Links(*(_tensor(array, device) for array in arrays))
-
-
-def make_optimizer(
-    encoder: SentenceEncoder, own: nn.Module | None, lr: float, eps: float, weight_decay: float
-) -> torch.optim.AdamW:
-    """Fused AdamW without decay on biases and layer norms (one-dimensional parameters).
-
-    `own` holds the base algorithm's parameters (label offsets), which are never decayed.
-    """
-    parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    further = list(own.parameters()) if own is not None else []
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1] + further, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=lr, eps=eps, fused=True)
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Held-out training documents.
-
-    Attributes:
-        documents: int64 [v] rows of the training matrix, none of which is trained on.
-        positives, ignored: pairs (row * L + label), sorted int64.
-        num_labels: L.
-        unseen: int64, labels that do not compete: training must not see them (zero-shot), no document here has one.
-    """
-
-    documents: NDArray[np.int64]
-    positives: NDArray[np.int64]
-    ignored: NDArray[np.int64]
-    num_labels: int
-    unseen: NDArray[np.int64]
-
-    def sampled(self) -> Validation:
-        """`JUDGES` of the documents at most, the same each time: all take too long with a million labels."""
-        if len(self.documents) <= JUDGES:
-            return self
-        chosen = np.linspace(0, len(self.documents) - 1, JUDGES).astype(np.int64)
-        return replace(self, documents=self.documents[chosen])
-
-    def quality(self, documents: NDArray[np.float32], labels: NDArray[np.float32]) -> Quality:
-        """How well held-out documents find their labels; filtered and unseen labels do not compete.
-
-        Args:
-            documents: float32 [v, D]; labels: float32 [L, D].
-        """
-        gains: list[float] = []
-        hits = 0
-        chunk = max(1, SCORES // max(len(labels), 1))
-        for start in range(0, len(self.documents), chunk):
-            scores = documents[start : start + chunk] @ labels.T
-            rows = self.documents[start : start + chunk]
-            scores[:, self.unseen] = -np.inf
-            ignored, true = self._of(self.ignored, rows), self._of(self.positives, rows)
-            for row, scored in enumerate(scores):
-                scored[ignored[row]] = -np.inf
-                hits += int(scored.argmax() in true[row])
-                if len(true[row]):
-                    theirs = scored[true[row]]
-                    scored[true[row]] = -np.inf
-                    gains.append(float((1.0 / np.log2(2.0 + count_above(scored, theirs))).mean()))
-        return Quality(100.0 * hits / max(len(self.documents), 1), 100.0 * float(np.mean(gains)) if gains else 0.0)
-
-    def _of(self, pairs: NDArray[np.int64], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Labels of each row among ascending pairs."""
-        low, high = (np.searchsorted(pairs, (rows + end) * self.num_labels) for end in (0, 1))
-        return [pairs[a:b] - row * self.num_labels for a, b, row in zip(low, high, rows, strict=True)]
-
-
-@dataclass(frozen=True)
-class Quality:
-    """What held-out documents find.
-
-    Attributes:
-        p_at_1: percentage of documents whose best label is true.
-        gain: mean of 1 / log2(1 + rank) over each document's labels, times 100; a label's rank is that among the
-            wrong ones. Documents without a label are left out.
-    """
-
-    p_at_1: float
-    gain: float
-
-
-def count_above(scores: NDArray[np.float32], of: NDArray[np.float32]) -> NDArray[np.int64]:
-    """How many scores are greater than each of some: int64 [of]."""
-    if len(of) <= FEW:
-        return np.fromiter((np.count_nonzero(scores > score) for score in of), np.int64, len(of))
-    ascending = np.sort(of)
-    counts = np.bincount(np.searchsorted(ascending, scores), minlength=len(of) + 1)  # by how many of them are smaller
-    return counts[::-1].cumsum()[::-1][np.searchsorted(ascending, of) + 1]

@@ -18,6 +18,7 @@ from ramen.ablation.run import CHAIN, Outcome, run_peer, run_row, summarise
 from ramen.ablation.study import read_study, studies
 from ramen.artifacts import drafts
 from ramen.cli import cli
+from ramen.cli.ablate import _chosen, _runnable
 from ramen.config import EncoderConfig, resolve
 from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
@@ -345,6 +346,31 @@ def test_classified_rows_report_the_encoder_apart(tiny_source: Path, here: Path)
     assert shown["tail P@1"] == f"{metrics['encoder/tail/p_at_1']:.2f}"
 
 
+def test_chosen_rows_bring_all_rows_that_they_need(here: Path) -> None:
+    rows = "[{name: t}, {name: u}, {name: p, peer: tfidf, time_of: t}, {name: a, against: p}]"
+    (here / "mine.yaml").write_text(f"title: x\nrows: {rows}\n")
+    assert [row.name for row in _chosen(read_study("mine.yaml"), "a").rows] == ["t", "p", "a"]
+
+
+def test_row_is_skipped_with_the_row_that_gives_its_time(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ramen.peers import libpecos
+
+    libpecos.obstacle.cache_clear()
+    monkeypatch.setenv(libpecos.VARIABLE, str(here / "python"))
+    rows = "[{name: x, peer: xr-linear}, {name: p, peer: tfidf, time_of: x}, {name: a}]"
+    (here / "mine.yaml").write_text(f"title: x\nrows: {rows}\n")
+    assert [row.name for row in _runnable(read_study("mine.yaml")).rows] == ["a"]
+    assert "row 'p' is skipped: row 'x', which gives its time, is skipped" in capsys.readouterr().err
+
+
+def test_study_that_is_no_file_is_named_and_never_opened(here: Path) -> None:
+    os.mkfifo(here / "pipe.yaml")
+    with pytest.raises(ConfigError, match=r"study 'pipe.yaml': expected a YAML file, found a named pipe; write"):
+        read_study("pipe.yaml")
+
+
 def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, here: Path) -> None:
     with pytest.raises(ConfigError, match="study 'desing': unknown; there are bases, design"):
         read_study("desing", [])
@@ -354,6 +380,10 @@ def test_unknown_studies_rows_and_seeds_say_what_there_is(tiny_source: Path, her
     for rows, says in (
         ("[{name: a, sets: [training.lr=1]}]", r"bad.yaml: row 'a': sets: unknown; did you mean set\?"),
         ("[{name: a}, {name: a}]", "two rows are called 'a'; names of rows must differ"),
+        ("[{name: a, against: a}]", "row 'a': against: names the row itself; name another row, or remove it"),
+        ("[{name: ' a'}]", "row ' a': name: expected a line without commas and outer spaces"),
+        ("[{name: 'a,b'}]", "row 'a,b': name: expected a line without commas and outer spaces"),
+        (r'[{name: "a\nb"}]', r"row 'a\\nb': name: expected a line without commas and outer spaces"),
         ("[{name: a, time_of: b, peer: tfidf}, {name: b}]", "row 'a': `time_of: b` names no row above it"),
     ):
         (here / "bad.yaml").write_text(f"title: x\nrows: {rows}\n")

@@ -314,3 +314,34 @@ def test_query_that_is_no_unicode_is_one_line() -> None:
     check_unicode("caf\u00e9 \U0001f600")
     with pytest.raises(RamenError, match=r"query: character 4 is a lone surrogate \(U\+DCE9\); give valid UTF-8"):
         check_unicode(os.fsdecode(b"caf\xe9"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--preset", "demo", "--out"),
+        ("ablate", "--preset", "demo", "--out"),
+        ("ingest", "--dataset"),
+        ("ingest", "--metrics"),
+        ("config", "-o"),
+        ("compile", "-o"),
+        ("query", "--input", "queries.txt", "--output"),
+        ("gc", "--out"),
+    ],
+)
+def test_path_with_control_characters_is_refused(arguments: tuple[str, ...]) -> None:
+    result = invoke(*arguments, "a\x1b")
+    expected = rf"error: {arguments[-1]} 'a\x1b': the path has control characters; choose another path"
+    assert result.stderr.splitlines() == [expected] and result.exit_code == 2
+    assert not list(Path().iterdir())
+
+
+def test_link_that_leads_to_itself_is_refused_in_one_line(xc_folder: Path) -> None:
+    Path("loop").symlink_to("loop")
+    for arguments in (
+        ("query", "--input", "loop", "--output", "answers.csv"),
+        ("ingest", "--preset", "xc", "--path", str(xc_folder), "--dataset", "loop"),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code in (3, 4) and len(result.stderr.splitlines()) == 1
+        assert "loop: " in result.stderr and isinstance(result.exception, SystemExit)

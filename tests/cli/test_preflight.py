@@ -47,12 +47,28 @@ def refused(done: Result) -> str:
         (("--set=index.model=", "--set=encoder.name=."), "has no config.json"),
         (("--set=index.model=", "--set=index.kind=PQ7", "--set=encoder.name=tiny"), "index.kind = PQ7: .* of width 32"),
         (("--set=index.gate={p_at_7: 0.0}",), "index.gate: p_at_7: not measured by `ramen evaluate`; did you mean"),
+        (
+            ("--set=index.model=", "--set=encoder.name=nobody/none"),
+            "encoder 'nobody/none': is neither .* to the directory",
+        ),
+        (("--set=index.model=", "--set=objective.anchor_sets=[link]"), "'link' is no anchor set of .* category, links"),
+        (
+            ("--set=index.model=", "--set=objective.lambdas.link.label=1"),
+            "lambdas.link.label: .* did you mean links.label",
+        ),
+        (
+            ("--set=index.model=", "--set=guidance.enabled=true", "--set=guidance.anchor_sets=[a]"),
+            "guidance.anchor_sets: 'a' is no anchor set",
+        ),
         (("--set=index.model=", "--out=file"), "file/base: cannot be written .*is not a directory"),
         (("--set=index.model=", "--out=file/deeper"), "cannot be written"),
         (("--set=index.model=", f"--out={'a' * 300}"), "cannot be written .File name too long"),
     ],
 )
-def test_run_is_refused_before_it_begins(words: tuple[str, ...], said: str, tiny_source: Path, here: Path) -> None:
+def test_run_is_refused_before_it_begins(
+    words: tuple[str, ...], said: str, tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert re.search(said, refused(invoke(tiny_source, "run", *words)))
     assert [path.name for path in here.iterdir()] == ["file"]
 

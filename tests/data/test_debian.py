@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import shutil
 import subprocess
 from itertools import pairwise
@@ -322,3 +323,27 @@ def test_versions_of_any_length_are_ordered() -> None:
     versions = ["1~1", "1", "1.2", "1.10", f"1.{'9' * 5000}", "²:1", "1:0", "10:0"]
     assert sorted(versions[:5], key=version_key) == versions[:5]
     assert version_key("10:0") > version_key("9:0") > version_key("²:1")
+
+
+def test_snapshot_with_a_package_twice_is_refused(tmp_path: Path) -> None:
+    line = {"name": "a", "source": "a", "description": "", "depends": [], "recommends": [], "suggests": [], "tags": []}
+    path = tmp_path / "debian.jsonl"
+    path.write_text(f"{json.dumps(line)}\n" * 2)
+    with pytest.raises(DataError, match=r"debian.jsonl:2: not a package in JSON \(name: 'a' comes twice\)"):
+        debian.read(config.DataConfig(path=str(path)))
+
+
+def test_fetch_never_opens_or_replaces_what_is_no_file(tmp_path: Path) -> None:
+    from ramen.data.sources.packages import fetch
+
+    packages, pipe, link = tmp_path / "Packages", tmp_path / "pipe", tmp_path / "link"
+    packages.write_text("Package: a\n")
+    os.mkfifo(pipe)
+    link.symlink_to("nowhere")
+    for path in (pipe, link):
+        with pytest.raises(DataError, match="is no snapshot of packages, and would be replaced"):
+            fetch(path, packages)
+    with pytest.raises(DataError, match="pipe: expected a Packages file, found a named pipe; give another file"):
+        fetch(tmp_path / "new.gz", pipe)
+    with pytest.raises(DataError, match="pipe: a named pipe, where data.source = debian reads a file"):
+        debian.read(config.DataConfig(path=str(pipe)))

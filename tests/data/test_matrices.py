@@ -307,3 +307,16 @@ def test_repeated_columns_are_one_defect_per_row(tmp_path: Path) -> None:
     file.write_text("2 3\n" + "0:1 " * 50 + "\n1:1 1:1\n")
     read_matrix(file, defects)
     assert [defect.line for defect in defects.found] == [2, 3]
+
+
+def test_packed_file_of_far_more_lines_than_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramen.data.sources.lines.MAX_LINE", 1 << 12)
+    packed, plain = tmp_path / "filter.txt.gz", tmp_path / "filter.txt"
+    packed.write_bytes(gzip.compress(b"0 0\n" * 100_000))
+    plain.write_bytes(b"\n" * 100_000)
+    defects = Defects()
+    read_pairs(plain, (1, 1), defects)
+    assert not defects.found
+    read_pairs(packed, (1, 1), defects)
+    assert len(defects.found) == 1
+    assert str(defects.found[0]).startswith(f"{packed}: expected less in a file of {packed.stat().st_size} bytes")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -92,3 +94,28 @@ def test_parquet_of_other_bytes_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": broken}), tmp_path / "queries.parquet")
     with pytest.raises(DataError, match=r"queries\.parquet: cannot be read \(text that is not UTF-8\)"):
         list(_queries(tmp_path / "queries.parquet"))
+
+
+@pytest.mark.parametrize("suffix", ["", ".jsonl", ".csv"])
+def test_device_is_refused_as_a_file_of_texts(suffix: str, tmp_path: Path) -> None:
+    endless = tmp_path / f"endless{suffix}"
+    endless.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match="expected a file or a pipe, found a device; give a file"):
+        list(_queries(endless))
+
+
+def test_pipe_that_is_not_utf8_is_refused_without_reading_it_again(tmp_path: Path) -> None:
+    pipe = tmp_path / "queries.csv"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"text\ncaf\xe9\n",))
+    writer.start()
+    with pytest.raises(DataError, match=r"queries\.csv: expected UTF-8 text, found the byte 0xe9"):
+        list(_queries(pipe))
+    writer.join()
+
+
+def test_label_with_a_blank_uid_is_refused(tmp_path: Path) -> None:
+    add = tmp_path / "new.jsonl"
+    add.write_text('{"uid": " ", "text": "eins"}\n')
+    with pytest.raises(DataError, match=r"new\.jsonl:1: not a label"):
+        read_changes(add, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import json
 import os
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import scipy.sparse as sp
 from ramen import config
 from ramen.data.dataset import PLACEHOLDER, Dataset
 from ramen.data.sources import fingerprint, xc
+from ramen.data.sources import lines as lines_module
 from ramen.data.subset import hide_labels
 from ramen.errors import DataError
 
@@ -137,7 +139,7 @@ def test_groups_of_test_documents_stay_aligned(xc_folder: Path, tmp_path: Path) 
     [
         ("trn", "a\nb\n", "trn_groups.txt: expected a line for each of 60 training documents, found 2; line i is"),
         ("trn", "a\n" * 8 + "\n" + "a\n" * 51, "trn_groups.txt:9: expected the name of a group, found an empty line"),
-        ("tst", "a\n" * 60, "tst_groups.txt: expected a line for each of 20 test documents, found 60; line i is"),
+        ("tst", "a\n" * 60, "tst_groups.txt: expected a line for each of 20 test documents, found more; line i is"),
     ],
 )
 def test_broken_groups(xc_folder: Path, file: str, text: str, expected: str) -> None:
@@ -445,7 +447,83 @@ def test_a_file_that_may_not_be_read_is_one_problem(xc_folder: Path, monkeypatch
     monkeypatch.setattr(lines, "open_binary", refuse)
     with pytest.raises(DataError) as error:
         xc.read(settings(xc_folder))
-    names = ("train", "test", "label")
-    assert lines_of(error) == [
-        f"{xc_folder}/raw_data/{name}.raw.txt: cannot be read (Permission denied)" for name in names
-    ]
+    names = ("trn", "tst")
+    assert lines_of(error) == [f"{xc_folder}/{name}_X_Y.txt: cannot be read (Permission denied)" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("file", "lines", "expected"),
+    [
+        ("raw_data/train.raw.txt", 61, "expected 60 lines (rows of trn_X_Y.txt), found more; row i of every"),
+        ("raw_data/label.raw.txt", 31, "expected 30 lines (columns of trn_X_Y.txt), found more; row i of every"),
+        ("raw_data/links.raw.txt.gz", 32, "expected 31 lines (columns of links_trn_X_Y.txt), found more; row i of"),
+        ("trn_groups.txt", 61, "expected a line for each of 60 training documents, found more; line i is"),
+    ],
+)
+def test_list_is_read_no_further_than_its_matrix_states(
+    xc_folder: Path, file: str, lines: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endless(io.BytesIO):
+        left = lines
+
+        def readline(self, *_: object) -> bytes:
+            self.left -= 1
+            assert self.left >= 0, "more lines are read than one beyond the limit"
+            return b"name\n"
+
+    opened = lines_module.open_binary
+    (xc_folder / file).touch()
+    monkeypatch.setattr(
+        lines_module, "open_binary", lambda path: Endless() if path == xc_folder / file else opened(path)
+    )
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    assert len(lines_of(error)) == 1 and str(error.value).startswith(f"{xc_folder / file}: {expected}")
+
+
+def test_list_is_not_read_when_no_header_states_its_length(xc_folder: Path) -> None:
+    (xc_folder / "trn_X_Y.txt").write_text("no header\n")
+    (xc_folder / "raw_data" / "train.raw.txt").write_text("\n" * 100)
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    header = "expected a header `rows columns`, found 'no header'"
+    assert lines_of(error) == [f"{xc_folder}/trn_X_Y.txt:1: {header}"]
+
+
+PLACES = ("raw_data/train.raw.txt", "trn_X_Y.npz", "links_lbl_X_Y.txt", "filter_labels_test.txt", "trn_groups.txt")
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize(
+    ("put", "found"),
+    [
+        (os.mkfifo, "a named pipe"),
+        (Path.mkdir, "a directory"),
+        (lambda path: path.symlink_to("nowhere"), "a symbolic link to nowhere (No such file or directory)"),
+        (lambda path: path.symlink_to("/dev/zero"), "a device"),
+    ],
+)
+def test_path_that_is_no_file_is_named_and_never_opened(
+    xc_folder: Path, name: str, put: Callable[[Path], object], found: str
+) -> None:
+    (xc_folder / name).unlink(missing_ok=True)
+    put(xc_folder / name)
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    expected = f"expected a file, found {found}; put the file there, or remove it"
+    assert lines_of(error) == [f"{xc_folder / name}: {expected}"]
+
+
+def test_file_of_carriage_returns_names_the_line_ends(xc_folder: Path) -> None:
+    file = xc_folder / "raw_data" / "train.raw.txt"
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r"))
+    with pytest.raises(DataError) as error:
+        xc.read(settings(xc_folder))
+    expected = "expected lines that end with a line feed, found only carriage returns; convert the line ends"
+    assert lines_of(error) == [f"{file}: {expected}"]
+
+
+def test_subset_without_documents_names_the_setting(xc_folder: Path) -> None:
+    (xc_folder / "trn_groups.txt").write_text("a\n" * 60)
+    with pytest.raises(DataError, match="data.max_documents = 40 keeps 0 training and 20 test documents, since groups"):
+        xc.read(settings(xc_folder, max_documents=40))

@@ -264,6 +264,9 @@ ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "no content type": (200, {}, b"{}"),
     "closes in the middle": (200, JSON | {"Content-Length": "1000"}, b'{"run_id":'),
     "unauthorised": (401, HTML, b"<html>"),
+    "failing": (500, HTML, b"<html>"),
+    "busy": (503, HTML | {"Retry-After": "3600"}, b"<html>"),
+    "redirect to itself": (302, {"Location": "/apis/v2beta1/healthz"}, b""),
 }
 
 
@@ -293,6 +296,9 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Thread
         ("no content type", "without a content type"),
         ("closes in the middle", "IncompleteRead"),
         ("unauthorised", "status 401"),
+        ("failing", "status 500"),
+        ("busy", "status 503"),
+        ("redirect to itself", "redirects to /apis"),
     ],
 )
 def test_server_that_is_no_kubeflow_is_one_line(stranger: ThreadingHTTPServer, kind: str, said: str) -> None:
@@ -313,7 +319,8 @@ def test_server_that_never_answers_ends_the_command(tmp_path: Path, monkeypatch:
     assert done.exit_code == 1 and "Read timed out" in done.output and time.monotonic() - start < 10
 
 
-def test_answer_that_trickles_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("start", [b"HTTP/1.1 200 ", b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n"])
+def test_answer_that_trickles_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(answers, "ANSWER_SECONDS", 0.5)
     stopped = threading.Event()
@@ -321,7 +328,7 @@ def test_answer_that_trickles_ends_the_command(tmp_path: Path, monkeypatch: pyte
     def trickle(server: socket.socket) -> None:
         connection, _ = server.accept()
         with connection, suppress(OSError):
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999999\r\n\r\n")
+            connection.sendall(start)
             while not stopped.wait(0.05):
                 connection.sendall(b" ")
 

@@ -125,10 +125,10 @@ def test_sentence_transformers_trains_on_kept_documents_until_the_time_is_over(
     tiny_problem: Dataset, tmp_path: Path
 ) -> None:
     from ramen.peers.sentence_transformers_trainer import Clock, training_pairs
-    from ramen.training.setup import split_validation
+    from ramen.training.heldout import split_held_out
 
     problem, given = zero_shot(tiny_problem), task(zero_shot(tiny_problem), tmp_path, seconds=3)
-    held_out, kept = split_validation(problem, given.training)
+    held_out, kept = split_held_out(problem, given.training)
     pairs = training_pairs(problem, kept)
     positives = problem.positives.toarray()
     expected = [

@@ -1,7 +1,7 @@
 """Sources of data: a table of names, and what every source module offers.
 
-A source module has a function `read(settings) -> Problem`, and may have `fetch_if_missing(settings) -> bool`. Modules
-are imported only when they are used.
+A source module has the functions of `Source`, and may have `fetch_if_missing(settings) -> bool`. Modules are imported
+only when they are used.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -28,10 +30,17 @@ class Source(Protocol):
     def read(self, settings: config.DataConfig) -> Dataset:
         """Read the raw data. Raises DataError with one problem per defect."""
 
+    def anchor_set_names(self, path: Path) -> Sequence[str]:
+        """Names that anchor sets of the raw data can have. Raises OSError."""
+
+
+def _source(settings: config.DataConfig) -> Source:
+    return cast(Source, importlib.import_module(SOURCES[settings.source]))
+
 
 def read(settings: config.DataConfig) -> Dataset:
     """Read the problem from the source that `settings` names. Raises DataError."""
-    return cast(Source, importlib.import_module(SOURCES[settings.source])).read(settings)
+    return _source(settings).read(settings)
 
 
 def fetch_if_missing(settings: config.DataConfig) -> bool:
@@ -40,8 +49,15 @@ def fetch_if_missing(settings: config.DataConfig) -> bool:
     Raises:
         DataError: the machine cannot provide them.
     """
-    fetch = getattr(importlib.import_module(SOURCES[settings.source]), "fetch_if_missing", None)
+    fetch = getattr(_source(settings), "fetch_if_missing", None)
     return bool(fetch(settings)) if fetch else False
+
+
+def anchor_set_names(settings: config.DataConfig) -> Sequence[str] | None:
+    """Names that anchor sets of the raw data can have, in alphabetical order; None if the data cannot be read."""
+    with suppress(OSError):  # `read` reports it
+        return _source(settings).anchor_set_names(Path(settings.path))
+    return None
 
 
 def fingerprint(settings: config.DataConfig) -> str:
@@ -72,10 +88,10 @@ def missing(settings: config.DataConfig) -> errors.Defect:
     if path.is_dir():
         found = f"a folder, where data.source = {settings.source} reads a file"
         return errors.Defect(settings.path, found, "for one in the layout of the XC repository set data.source=xc")
-    if path.exists() and settings.source == "debian":
-        return errors.Defect(settings.path, "neither a file nor a folder", "set data.path to a snapshot")
-    if path.exists():
-        found = f"a file, where data.source = {settings.source} reads a folder"
-        return errors.Defect(settings.path, found, "set data.path to the folder of the data set")
-    mend = "run `ramen fetch`" if settings.source == "debian" else "set data.path to the folder of the data set"
-    return errors.Defect(settings.path, "no such file or folder", mend)
+    debian = settings.source == "debian"
+    mend = "set data.path to a snapshot" if debian else "set data.path to the folder of the data set"
+    if os.path.lexists(path):
+        kind = errors.not_a_file(path) or "a file"
+        found = f"{kind}, where data.source = {settings.source} reads {'a file' if debian else 'a folder'}"
+        return errors.Defect(settings.path, found, mend)
+    return errors.Defect(settings.path, "no such file or folder", "run `ramen fetch`" if debian else mend)

@@ -10,6 +10,7 @@ Train and test are split by source package, so that siblings (foo, foo-doc, foo-
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,10 +38,15 @@ def fetch_if_missing(settings: config.DataConfig) -> bool:
         DataError: the machine has no package lists and cannot get them.
     """
     path = Path(settings.path)
-    if path.exists():
+    if os.path.lexists(path):
         return False
     fetch(path)
     return True
+
+
+def anchor_set_names(path: Path) -> Sequence[str]:
+    """Names of the anchor sets; an archive may lack some."""
+    return ("debtags", "depends", "rdepends")
 
 
 def read(settings: config.DataConfig) -> Dataset:

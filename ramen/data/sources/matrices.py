@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +15,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.data.sources.lines import Defects, numbered_lines
-from ramen.data.sources.npz import NotSparse, WrongShape, read_npz
+from ramen.data.sources.npz import NotSparse, WrongShape, read_npz, read_npz_shape
 from ramen.data.sparse import binary
 
 # possessive: a line of a million digits must not be tried in every way of cutting it
@@ -55,9 +57,20 @@ def read_matrix(path: Path, defects: Defects, expected: Expected | None = None) 
     return _read_npz(path, defects, expected) if path.suffix == ".npz" else _read_text(path, defects, expected)
 
 
+def read_shape(path: Path, defects: Defects) -> tuple[int, int] | None:
+    """Read only the rows and columns that a matrix's header states; None if they cannot be read (see `defects`)."""
+    if path.suffix != ".npz":
+        return _read_header(path, numbered_lines(path, defects), defects)
+    try:
+        return read_npz_shape(path) if defects.check_file(path) else None
+    except NotSparse as error:
+        _add_not_sparse(path, error, defects)
+        return None
+
+
 def read_pairs(path: Path, shape: tuple[int, int], defects: Defects) -> sp.csr_matrix:
     """Read a filter file, `row column` per line; empty files, empty lines and repeated pairs are fine."""
-    rows, columns = [], []
+    rows, columns = array("i"), array("i")
     for number, line in numbered_lines(path, defects):
         if not line.strip():
             continue
@@ -87,7 +100,13 @@ def _none() -> sp.csr_matrix:
     return sp.csr_matrix((0, 0), dtype=np.float32)
 
 
+def _add_not_sparse(path: Path, error: NotSparse, defects: Defects) -> None:
+    defects.add_unreadable(path, f"cannot be read as a sparse matrix of scipy ({error})")
+
+
 def _read_npz(path: Path, defects: Defects, expected: Expected | None) -> sp.csr_matrix:
+    if not defects.check_file(path):
+        return _none()
     try:
         matrix = read_npz(path, None if expected is None else (expected.rows, expected.columns))
     except WrongShape as error:
@@ -95,7 +114,7 @@ def _read_npz(path: Path, defects: Defects, expected: Expected | None) -> sp.csr
         expected.add_mismatch(path, error.found, defects)
         return _none()
     except NotSparse as error:
-        defects.add_unreadable(path, f"cannot be read as a sparse matrix of scipy ({error})")
+        _add_not_sparse(path, error, defects)
         return _none()
     lengths = np.diff(matrix.indptr)
     rows = np.repeat(np.arange(matrix.shape[0]), lengths)
@@ -108,16 +127,23 @@ def _read_npz(path: Path, defects: Defects, expected: Expected | None) -> sp.csr
     return binary(matrix)
 
 
-def _read_text(path: Path, defects: Defects, expected: Expected | None) -> sp.csr_matrix:
-    lines = numbered_lines(path, defects)
+def _read_header(path: Path, lines: Iterator[tuple[int, bytes]], defects: Defects) -> tuple[int, int] | None:
+    """Rows and columns that the first of some lines states; None, and a defect, for another line."""
     _, header = next(lines, (0, b""))
     match = _HEADER.fullmatch(header)
     if match is None:
         defects.add_unreadable(path, f"expected a header `rows columns`, found {_show(header)}", line=1)
-        return _none()
+        return None
     shape = _index(match[1]), _index(match[2])
     if max(shape) > MOST:
         defects.add_unreadable(path, f"expected at most {MOST} rows and columns, found {_show(header)}", line=1)
+        return None
+    return shape
+
+
+def _read_text(path: Path, defects: Defects, expected: Expected | None) -> sp.csr_matrix:
+    lines = numbered_lines(path, defects)
+    if (shape := _read_header(path, lines, defects)) is None:
         return _none()
     if expected is not None and shape != (expected.rows, expected.columns):
         expected.add_mismatch(path, shape, defects)

@@ -10,6 +10,8 @@ import math
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,10 +55,23 @@ def read_npz(path: Path, shape: tuple[int, int] | None = None) -> sp.csr_matrix:
         NotSparse: damaged, encrypted, another type or form, or larger than the memory that is free.
         WrongShape: not of the expected shape.
     """
+    with _opened(path) as archive:
+        return _read(archive, path.stat().st_size, shape)
+
+
+def read_npz_shape(path: Path) -> tuple[int, int]:
+    """Read only the rows and columns that a matrix states. Raises NotSparse."""
+    with _opened(path) as archive:
+        return _form(archive, path.stat().st_size)[1]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive; what reading it raises is raised as NotSparse."""
     try:
         with zipfile.ZipFile(path) as archive, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of numpy, about headers written by Python 2
-            return _read(archive, path.stat().st_size, shape)
+            yield archive
     except NotSparse:
         raise
     except OSError as error:
@@ -81,7 +96,8 @@ class WrongShape(NotSparse):
         self.found = found
 
 
-def _read(archive: zipfile.ZipFile, file_bytes: int, shape: tuple[int, int] | None) -> sp.csr_matrix:
+def _form(archive: zipfile.ZipFile, file_bytes: int) -> tuple[str, tuple[int, int]]:
+    """Form and shape that a matrix states."""
     names = {info.filename for info in archive.infolist()}
     if "format.npy" not in names or "shape.npy" not in names:
         raise NotSparse("no sparse matrix of scipy (no `format` and `shape` in it); write it with save_npz")
@@ -95,7 +111,11 @@ def _read(archive: zipfile.ZipFile, file_bytes: int, shape: tuple[int, int] | No
     found = _array(archive, "shape", file_bytes)
     if found.shape != (2,) or not all(0 <= int(size) < 2**31 for size in found):
         raise NotSparse(f"expected two numbers from 0 to {2**31 - 1} as its shape")
-    rows, columns = int(found[0]), int(found[1])
+    return kind, (int(found[0]), int(found[1]))
+
+
+def _read(archive: zipfile.ZipFile, file_bytes: int, shape: tuple[int, int] | None) -> sp.csr_matrix:
+    kind, (rows, columns) = _form(archive, file_bytes)
     if shape is not None and (rows, columns) != shape:
         raise WrongShape((rows, columns))
     first, second, values = (_array(archive, name, file_bytes) for name in FORMATS[kind])

@@ -21,7 +21,7 @@ from typing import Any
 
 from ramen.artifacts import replacing
 from ramen.data.sources.lines import Defects, numbered_lines
-from ramen.errors import DataError, Defect, lone_surrogate, shown
+from ramen.errors import DataError, Defect, lone_surrogate, not_a_file, shown
 
 FEW = 5_000
 """With fewer packages than this the machine's lists are taken as empty (installed packages are always listed)."""
@@ -64,8 +64,8 @@ def fetch(path: Path, packages: Path | None = None) -> int:
     if not _is_snapshot(path):
         raise DataError(Defect(str(path), "is no snapshot of packages, and would be replaced", "set another data.path"))
     if packages is not None:
-        if not packages.is_file():
-            raise DataError(Defect(str(packages), "no such Packages file"))
+        if obstacle := not_a_file(packages):
+            raise DataError(Defect(str(packages), f"expected a Packages file, found {obstacle}", "give another file"))
         found = read_packages(packages)
     else:
         found = _from_machine()
@@ -78,8 +78,10 @@ def fetch(path: Path, packages: Path | None = None) -> int:
 
 def _is_snapshot(path: Path) -> bool:
     """Whether a file may be replaced by a snapshot: it is one, be it damaged further on, or is empty or missing."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return True
+    if not_a_file(path):
+        return False
     number, line = next(numbered_lines(path, Defects()), (0, b""))
     try:
         return path.stat().st_size == 0 or (number > 0 and bool(_package_of(json.loads(line))))
@@ -208,9 +210,14 @@ def _text_lines(path: Path, defects: Defects) -> Iterator[tuple[int, str]]:
 
 def _snapshot(path: Path, defects: Defects) -> Iterator[Package]:
     mend = "remove the file and run `ramen fetch`"
+    seen: set[str] = set()
     for number, line in numbered_lines(path, defects):
         try:
-            yield _package_of(json.loads(line))
+            package = _package_of(json.loads(line))
+            if package.name in seen:
+                raise ValueError(f"name: {shown(package.name)} comes twice")
+            seen.add(package.name)
+            yield package
         except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
             cause = "nested too deeply" if isinstance(error, RecursionError) else error
             if number == 1:

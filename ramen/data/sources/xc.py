@@ -18,6 +18,7 @@ pooling has a token; the validation counts these and warns. Anchors with an empt
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from array import array
@@ -34,11 +35,11 @@ from numpy.typing import NDArray
 from ramen import config
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Texts
 from ramen.data.sources import missing
-from ramen.data.sources.lines import Defects, decoded_lines
-from ramen.data.sources.matrices import Expected, add_uncountable, countable, read_matrix, read_pairs
+from ramen.data.sources.lines import Defects, LineLimit, decoded_lines
+from ramen.data.sources.matrices import Expected, add_uncountable, countable, read_matrix, read_pairs, read_shape
 from ramen.data.sparse import binary
 from ramen.data.subset import choose, restrict, select_anchors
-from ramen.errors import DataError, lone_surrogate, shown, warn
+from ramen.errors import DataError, Defect, lone_surrogate, shown, warn
 
 _TEXTS = {
     "train": ("trn.json", "raw_data/train.raw.txt", "raw/trn_X.txt"),
@@ -80,7 +81,9 @@ def read(settings: config.DataConfig) -> Dataset:
         raise DataError(missing(settings))
     _say_fields(folder, settings)
     defects = Defects()
-    rows = {kind: _read_texts(folder, kind, settings, defects) for kind in _TEXTS}
+    limits = _line_limits(folder, defects)
+    defects.raise_if_any()  # without the limits a small packed list of texts may fill the memory
+    rows = {kind: _read_texts(folder, kind, settings, defects, limits.get(kind)) for kind in _TEXTS}
     defects.raise_if_any()  # counts below are only comparable when every line was read
     train, test, labels = rows["train"], rows["test"], rows["label"]
     y = {kind: _read_labels(folder, kind, rows[kind], len(labels.texts), defects) for kind in _MATRICES}
@@ -146,6 +149,11 @@ def _subset(problem: Dataset, settings: config.DataConfig) -> Dataset:
     test = problem.test.uids if problem.test_groups is None else problem.test_groups.tolist()
     groups = [f"train {each}" for each in train] + [f"test {each}" for each in test]
     keep = choose(groups, settings.max_documents, seed=settings.seed)
+    kept = keep[: len(problem.train)].sum(), keep[len(problem.train) :].sum()
+    if not all(kept):
+        found = f"{kept[0]} training and {kept[1]} test documents, since groups stay whole"
+        mend = "raise data.max_documents, or set it to 0 to keep all"
+        raise DataError(Defect(settings.path, f"data.max_documents = {settings.max_documents} keeps {found}", mend))
     warn(f"{settings.path}: {keep.sum():,} of {len(keep):,} documents are kept, by data.max_documents")
     return restrict(problem, keep[: len(problem.train)], keep[len(problem.train) :])
 
@@ -155,32 +163,44 @@ def _without_empty(texts: Texts) -> Texts:
 
 
 def _find(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first of the named files that exists, as it is or gzipped."""
+    """The first of the named paths that exists, as it is or gzipped; it may be no file (see `Defects.check_file`)."""
     candidates = (folder / (name + end) for name in names for end in ("", ".gz"))
-    return next((file for file in candidates if file.is_file()), None)
+    return next((file for file in candidates if os.path.lexists(file)), None)
 
 
 # --- texts ---------------------------------------------------------------------------------------------------
 
 
-def _read_texts(folder: Path, kind: str, settings: config.DataConfig, defects: Defects) -> _Rows:
+def _line_limits(folder: Path, defects: Defects) -> dict[str, LineLimit]:
+    """Lines that the lists of documents and labels may have, as the headers of the label matrices state them."""
+    limits: dict[str, LineLimit] = {}
+    for kind, names in _MATRICES.items():
+        if (file := _find(folder, names)) and (shape := read_shape(file, defects)):
+            limits[kind] = LineLimit(shape[0], f"expected {shape[0]} lines (rows of {file.name})")
+            limits.setdefault("label", LineLimit(shape[1], f"expected {shape[1]} lines (columns of {file.name})"))
+    return limits
+
+
+def _read_texts(
+    folder: Path, kind: str, settings: config.DataConfig, defects: Defects, limit: LineLimit | None
+) -> _Rows:
     file = _find(folder, _TEXTS[kind])
     if file is None:
         defects.add(folder, f"no file with the {kind} texts", f"expected one of {', '.join(_TEXTS[kind])} (or .gz)")
         return _Rows(folder, Texts([], []))
     json = ".json" in file.suffixes
     rows = (
-        _read_json(file, kind, settings, defects)
+        _read_json(file, kind, settings, defects, limit)
         if json
-        else _Rows(file, _read_raw(file, kind, settings.encoding, defects))
+        else _Rows(file, _read_raw(file, kind, settings.encoding, defects, limit))
     )
     if not len(rows.texts):
         defects.add(file, "expected a text on each line, found an empty file")
     return rows
 
 
-def _read_raw(file: Path, kind: str, encoding: str, defects: Defects) -> Texts:
-    lines = [line for _, line in decoded_lines(file, encoding, defects)]
+def _read_raw(file: Path, kind: str, encoding: str, defects: Defects, limit: LineLimit | None) -> Texts:
+    lines = [line for _, line in decoded_lines(file, encoding, defects, limit)]
     arrows = sum("->" in line for line in lines)
     if 2 * arrows <= len(lines):
         return Texts([f"{kind}:{i}" for i in range(len(lines))], [line.strip() for line in lines])
@@ -212,13 +232,13 @@ def _say_fields(folder: Path, settings: config.DataConfig) -> None:
     print(f"{settings.path}: {said}", file=sys.stderr, flush=True)
 
 
-def _read_json(file: Path, kind: str, settings: config.DataConfig, defects: Defects) -> _Rows:
+def _read_json(file: Path, kind: str, settings: config.DataConfig, defects: Defects, limit: LineLimit | None) -> _Rows:
     fields = _fields(settings)
     uids: list[str] = []
     texts: list[str] = []
     titles: list[str] = []
     counts, flat = array("q"), array("q")
-    for number, line in decoded_lines(file, settings.encoding, defects):
+    for number, line in decoded_lines(file, settings.encoding, defects, limit):
         item = _parse_json(file, line, number, defects)
         uid = item.get("uid")
         uids.append(f"{kind}:{number - 1}" if uid is None else str(uid))
@@ -286,7 +306,7 @@ def _targets(file: Path, item: dict[str, Any], number: int, defects: Defects) ->
 def _check_unique(file: Path, uids: list[str], defects: Defects) -> None:
     seen: dict[str, int] = {}
     for number, uid in enumerate(uids, 1):
-        if not uid:
+        if not uid.strip():
             defects.add(file, "expected an identifier, found none", line=number, field="uid")
         elif (first := seen.setdefault(uid, number)) != number:
             expected = f"{uid!r} is already on line {first}"
@@ -326,14 +346,15 @@ def _read_groups(
     file = _find(folder, [_GROUPS[kind]])
     if file is None:
         return None
-    names = [name.strip() for _, name in decoded_lines(file, settings.encoding, defects)]
+    split = "training" if kind == "train" else "test"
+    expected = f"expected a line for each of {documents} {split} documents"
+    limit = LineLimit(documents, expected, "line i is the group of document i")
+    names = [name.strip() for _, name in decoded_lines(file, settings.encoding, defects, limit)]
     for number, name in enumerate(names, 1):
         if not name:
             defects.add(file, "expected the name of a group, found an empty line", "name every document's", line=number)
     if len(names) != documents:
-        split = "training" if kind == "train" else "test"
-        expected = f"expected a line for each of {documents} {split} documents, found {len(names)}"
-        defects.add(file, expected, "line i is the group of document i")
+        defects.add(file, f"{expected}, found {len(names)}", limit.mend)
     return pd.factorize(np.array(names, object), sort=True)[0].astype(np.int64)  # np.unique pads all to the longest
 
 
@@ -341,20 +362,24 @@ def _read_anchors(
     folder: Path, name: str, counts: dict[str, int], settings: config.DataConfig, defects: Defects
 ) -> AnchorSet:
     texts_file = _find(folder, (f"raw_data/{name}.raw.txt", f"{name}.raw.txt"))
+    files = {part: _find(folder, (f"{name}_{part}_X_Y.npz", f"{name}_{part}_X_Y.txt")) for part in counts}
+    first = next(file for file in files.values() if file is not None)
+    stated = read_shape(first, defects)
     texts = Texts([], [])
     if texts_file is None:
         expected = f"anchor set {name} has no texts"
         defects.add(folder, expected, f"expected raw_data/{name}.raw.txt or {name}.raw.txt (or .gz)")
-    else:
-        texts = _read_raw(texts_file, name, settings.encoding, defects)
+    elif stated is not None:
+        limit = LineLimit(stated[1], f"expected {stated[1]} lines (columns of {first.name})")
+        texts = _read_raw(texts_file, name, settings.encoding, defects, limit)
     edges: dict[str, sp.csr_matrix | None] = {}
     for part, rows in counts.items():
-        file = _find(folder, (f"{name}_{part}_X_Y.npz", f"{name}_{part}_X_Y.txt"))
+        file = files[part]
         source = {"trn": "train", "lbl": "label", "tst": "test"}[part]
         shape = Expected(rows, len(texts), f"texts of {source}", f"{name} texts")
         edges[part] = None
         if file is not None:
-            edges[part] = read_matrix(file, defects, None if texts_file is None else shape)
+            edges[part] = read_matrix(file, defects, shape if texts_file is not None and stated is not None else None)
         elif part != "tst":
             mend = "a set needs train and label edges; write an empty matrix if there are none"
             defects.add(folder, f"anchor set {name} has no {name}_{part}_X_Y.txt (or .npz)", mend)

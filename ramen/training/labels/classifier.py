@@ -1,8 +1,8 @@
 """The second stage (M2) of NGAME-type bases: a classifier per label on the frozen encoder's vectors.
 
-A classifier w_l starts as its label's vector and learns from the documents themselves, which helps labels with many.
-Scores are cosines, so a document's fused score, (1 - share) x·z_l + share x·w_l, is one inner product with one vector
-per label; `share` is chosen on the held-out documents (NGAME fits a decision tree there, which no index can serve).
+A classifier w_l starts as its label's vector and is trained on the documents, which helps frequent labels. Scores are
+cosines, so the fused score (1 - share) x·z_l + share x·w_l is an inner product with one vector per label. The share is
+chosen on held-out documents (NGAME fits a decision tree instead, which no index can serve).
 
 Letters: N documents, L labels, D width, P positives and K negatives per document and step.
 """
@@ -22,19 +22,20 @@ from ramen.base.mining import drawn_from, shortlists
 from ramen.config import ClassifierConfig
 from ramen.sampling import RowSampler, keyed_rng
 from ramen.training.checkpoint import Checkpoints, TrainingState
-from ramen.training.labels.selection import HeldOutRanking
+from ramen.training.heldout import EVALUATED
+from ramen.training.labels.selection import selection_sample
 from ramen.training.progress import Progress
-from ramen.training.setup import Session
+from ramen.training.trainer import Trainer
 
 SHARES = np.linspace(0.0, 1.0, 11, dtype=np.float32)
-"""Shares of the classifier that are tried on the held-out documents."""
-WITHOUT_VALIDATION = 0.5
-"""The share where too few documents are held out to choose one."""
+"""Candidate shares of the classifier in the fused score."""
+DEFAULT_SHARE = 0.5
+"""The share without enough held-out documents to choose one."""
 
 
 @dataclass(frozen=True)
 class Classified:
-    """Classifiers of a finished second stage: `weight` float32 [L, D] unit norm, `share` of the fused score."""
+    """Trained classifiers: `weight` float32 [L, D] unit norm, and their `share` in the fused score."""
 
     weight: NDArray[np.float32]
     share: float
@@ -45,7 +46,7 @@ class Classifiers(nn.Module):
     """One vector per label.
 
     Args:
-        start: float32 [L, D] the labels' vectors.
+        start: float32 [L, D], the labels' vectors.
     """
 
     def __init__(self, start: NDArray[np.float32]) -> None:
@@ -59,46 +60,46 @@ class Classifiers(nn.Module):
         return torch.einsum("bd,bkd->bk", nn.functional.normalize(documents_BD, dim=-1), w_BKD)
 
 
-def classify(
-    session: Session,
+def train_classifiers(
+    trainer: Trainer,
     settings: ClassifierConfig,
     draft: Draft,
     labels_LD: NDArray[np.float32],
-    unseen_LD: NDArray[np.float32],
+    fused_with_LD: NDArray[np.float32],
 ) -> Classified | None:
-    """Train classifiers if the base algorithm has a second stage; None if it has not, or it is switched off.
+    """Train classifiers if the base algorithm has a second stage; None without one, or if it is switched off.
 
-    Every process computes the same; none needs the encoder, only its vectors.
+    Every process computes the same: only the encoder's vectors are needed.
 
     Args:
-        session: the trained encoder.
+        trainer: the trained encoder.
         settings: section `classifier`.
-        draft: the model; its work directory holds the checkpoints.
-        labels_LD: float32 [L, D] labels' vectors, from which classifiers start.
-        unseen_LD: float32 [L, D] the vectors with which they are fused, as they are without the held-out documents.
+        draft: the model; checkpoints go to its work directory.
+        labels_LD: float32 [L, D], the labels' vectors, from which classifiers start.
+        fused_with_LD: float32 [L, D], the vectors to fuse with, computed without the held-out documents.
 
     Raises:
-        Interrupted: asked to stop; a checkpoint was saved.
+        Interrupted: SIGTERM or Ctrl-C; a checkpoint was saved.
     """
-    base = session.trainer.base
+    base, processes = trainer.base, trainer.processes
     if not (settings.enabled and base.classifies):
         return None
-    documents_ND = session.embed_role("documents")
-    device = session.encoder.device
+    documents_ND = trainer.embed_role("documents")
+    device = trainer.encoder.device
     model = Classifiers(labels_LD).to(device)
     optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=settings.lr)
     checkpoints = Checkpoints(draft.work / "classifier", draft.task)
-    position = TrainingState()
+    state = TrainingState()
     if (found := checkpoints.load(model, optimizer)) is not None:
-        position = found[0]
-    session.processes.wait()
+        state = found[0]
+    processes.wait()
 
-    problem, seed = base.problem, session.training.seed
+    problem, seed = base.problem, trainer.settings.seed
     near = shortlists(problem, documents_ND, labels_LD, settings.shortlist)
     positives = RowSampler(problem.y.indptr, problem.y.indices)
     progress = Progress("classifier", settings.epochs * len(problem.documents), "documents",
-                        position.epoch * len(problem.documents))  # fmt: skip
-    for epoch in range(position.epoch, settings.epochs):
+                        state.epoch * len(problem.documents))  # fmt: skip
+    for epoch in range(state.epoch, settings.epochs):
         order = keyed_rng(seed, "classifier/order", epoch).permutation(problem.documents)
         total = 0.0
         for start in range(0, len(order), settings.batch_size):
@@ -116,17 +117,17 @@ def classify(
             optimizer.step()  # type: ignore[no-untyped-call]
             total += float(loss.detach()) * len(rows)
             progress.advance(len(rows), f"epoch {epoch + 1}/{settings.epochs} loss {float(loss.detach()):.4f}")
-        position.epoch = epoch + 1
-        position.global_step = position.epoch
-        position.sums = {"loss": total / max(len(order), 1)}
-        stopping = session.trainer.stop()  # asked by all processes alike, unlike the clock
-        if (stopping or session.trainer.due()) and session.processes.rank == 0:
-            checkpoints.save(model, optimizer, position)
-        if stopping:
-            session.trainer.stop_if_asked()
+        state.epoch = epoch + 1
+        state.global_step = state.epoch
+        state.sums = {"loss": total / max(len(order), 1)}
+        interrupted = trainer.interrupt_requested()  # the same in all processes, unlike the clock
+        if (interrupted or trainer.checkpoint_is_due()) and processes.rank == 0:
+            checkpoints.save(model, optimizer, state)
+        if interrupted:
+            trainer.stop_if_interrupted()
     weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).cpu().numpy()
-    share, metrics = _fuse(session, documents_ND, unseen_LD, weight)
-    metrics |= {"classifier/loss": position.sums.get("loss", 0.0), "classifier/share": share}
+    share, metrics = choose_fused_share(trainer, documents_ND, fused_with_LD, weight)
+    metrics |= {"classifier/loss": state.sums.get("loss", 0.0), "classifier/share": share}
     print(f"classifier share {share:.1f} of the fused score", file=sys.stderr, flush=True)
     return Classified(weight, share, metrics)
 
@@ -138,23 +139,23 @@ def _hinges(scores_BK: Tensor, positives: int, valid_BN: Tensor, margin: float) 
     return hinge.sum() / (valid_BN.sum() * positives).clamp_min(1)
 
 
-def _fuse(
-    session: Session, documents_ND: NDArray[np.float32], labels_LD: NDArray[np.float32], weight: NDArray[np.float32]
+def choose_fused_share(
+    trainer: Trainer, documents_ND: NDArray[np.float32], labels_LD: NDArray[np.float32], weight_LD: NDArray[np.float32]
 ) -> tuple[float, dict[str, float]]:
-    """The share with the best discounted gain on held-out documents, and the P@1 of either side and of both."""
-    judges = HeldOutRanking.of(session, f"classifiers count {WITHOUT_VALIDATION:g} of the score")
-    if judges is None:
-        return WITHOUT_VALIDATION, {}
-    held_out = session.validation.sampled()
+    """The share with the best discounted gain on held-out documents, and P@1 of labels, classifiers and both fused."""
+    sample = selection_sample(trainer, f"the classifiers' share is {DEFAULT_SHARE:g}")
+    if sample is None:
+        return DEFAULT_SHARE, {}
 
-    def fused(plain: NDArray[np.float32], moved: NDArray[np.float32], share: float) -> NDArray[np.float32]:
-        return np.asarray((1 - share) * plain + share * moved)
+    def fuse(first: NDArray[np.float32], second: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+        return np.asarray((1 - share) * first + share * second)
 
-    gain, _ = judges.ask(labels_LD, weight, fused, SHARES)
+    gain, _ = sample.held_out.compare_shares(sample.vectors, labels_LD, weight_LD, fuse, SHARES)
     share = float(SHARES[gain.mean(1).argmax()])
-    rows = documents_ND[held_out.documents]
-    found = {
-        f"{name}/val_p_at_1": held_out.quality(rows, np.asarray(fused(labels_LD, weight, each), np.float32)).p_at_1
-        for name, each in (("unclassified", 0.0), ("classifier", 1.0), ("fused", share))
+    held_out = trainer.inputs.held_out.evenly_spaced(EVALUATED)
+    vectors = documents_ND[held_out.rows]
+    metrics = {
+        f"{name}/val_p_at_1": held_out.quality(vectors, np.asarray(fuse(labels_LD, weight_LD, s), np.float32)).p_at_1
+        for name, s in (("unclassified", 0.0), ("classifier", 1.0), ("fused", share))
     }
-    return share, found
+    return share, metrics

@@ -1,19 +1,21 @@
-"""Label context: what a label's neighbours add to its vector, at no cost when a query comes.
+"""Label context: the neighbours' mean added to each label's vector, at no cost at query time.
 
-Labels are known when the index is built, and so are their anchors and their training documents; a test document is not.
-So a label may be ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`,
-computed once. Which sets help, and by how much, is asked of the held-out documents: the share with the best discounted
-gain (that of nDCG) stays if it also lowers the mean log rank of their labels by more than chance. The first looks at
-the top of the ranking, where a few hundred documents say little for certain; the second at all of it. So a graph that
-says nothing about the task is left out, whatever it is. Of an anchor set the smallest share counts that is within one
-standard error of the best (the rule by which Breiman et al. 1984 choose a tree): chosen as the best, it cost the first
-place on other documents more than it won in depth (docs/experiments.md). (Not by the likelihood: a mean flattens the
-scores, and at a fixed temperature that alone looks like a gain.) The training documents are a set too, with and without
-graphs, and the first to be asked: what a graph adds is asked beside them, not in their place. Of a label with n of them
-the mean counts n / (n + PRIOR): one document says little about the next, and the text is the prior
-(docs/experiments.md: against the plain mean it keeps the recall and costs the first ranks and the tail nothing).
+Labels are known when the index is built, and so are their anchors and training documents. A label can therefore be
+ranked by `normalise(E(text) + sum over sets t of share_t * mean of its neighbours' vectors)`, computed once. The
+training documents are one of the sets.
 
-Letters: L labels, M anchors of a set, D width.
+The shares are chosen on held-out documents: of the candidates, the share with the best discounted gain, if it also
+lowers the mean log rank of the labels by more than chance. The gain weights the top of the ranking, where a few hundred
+documents are noisy; the log rank covers all of it. So a graph without information on the task gets no share.
+(Likelihood would not do: a mean flattens the scores, which at a fixed temperature alone looks like a gain.)
+
+An anchor set gets the smallest share within one standard error of the best (the rule of Breiman et al. 1984 for
+trees): the best share itself lost more at the first rank on other documents than it won in depth
+(docs/lab/experiments.md). The training documents' share is chosen first. The mean of n training documents counts
+n / (n + PRIOR), since one document says little about the next: compared with the plain mean, this keeps the recall
+without a loss at the first ranks and in the tail (docs/lab/experiments.md).
+
+Letters: L labels, M anchors of a set, D width, S shares, V held-out documents.
 """
 
 from __future__ import annotations
@@ -27,100 +29,102 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.graph.metadata import Graph, drawing_weights, neighbour_means
-from ramen.training.labels.selection import HeldOutRanking
-from ramen.training.setup import Session
+from ramen.config import ObjectiveConfig
+from ramen.graph.metadata import Graph, Graphs, drawing_weights, neighbour_means
+from ramen.training.labels.selection import SelectionSample, selection_sample
+from ramen.training.trainer import Trainer
 
 Vectors = NDArray[np.float32]
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Shares that are tried for an anchor set, beside 0."""
+"""Candidate shares of an anchor set, in addition to 0."""
 DOCUMENT_SHARES = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Shares that are tried for the training documents, beside 0: of a label with very many."""
+"""Candidate shares of the training documents, in addition to 0; they hold for a label with very many."""
 PRIOR = 64.0
-"""Training documents of a label for which half of the share counts."""
+"""Training documents of a label at which half of the share counts."""
 SWEEPS = 2
-"""Times that every set's share is chosen anew, given the others'."""
+"""Times that every set's share is chosen, given the others'."""
 DOCUMENTS_SET = "training_documents"
 """Name of the training documents among the sets."""
 CERTAIN = 2.0
-"""A share must win by this many standard errors of the difference, document by document."""
+"""Standard errors of the paired difference by which a share must lower the log rank."""
 PARSIMONY = 1.0
-"""Of an anchor set's shares the smallest counts that the best beats by no more than this many standard errors."""
+"""Standard errors of the paired difference by which the best share may beat a smaller one that is chosen instead."""
 
 
 @dataclass(frozen=True)
-class Context:
-    """What is added to the labels' vectors.
+class LabelContext:
+    """Vectors that are added to the labels' vectors.
 
     Attributes:
         vectors: float32 [L, D].
-        unseen: float32 [L, D], the same without the held-out documents, which else find themselves in it: for all that
-            is judged by them.
-        shares: of each set.
+        without_held_out: float32 [L, D], the same without the held-out documents, for choices made on them.
+        shares: share of each set.
     """
 
     vectors: Vectors
-    unseen: Vectors
+    without_held_out: Vectors
     shares: dict[str, float]
 
 
-def label_context(session: Session, pruned: Mapping[str, Mapping[str, Graph]], labels: Vectors) -> Context | None:
-    """Choose the share of every anchor set, and of the training documents, on the held-out documents.
+def label_context(
+    trainer: Trainer, objective: ObjectiveConfig, graphs: Graphs, labels_LD: Vectors
+) -> LabelContext | None:
+    """Choose the share of every anchor set and of the training documents on the held-out documents.
 
     Args:
-        session: the trained encoder and its held-out documents.
-        pruned: set -> side -> graph.
-        labels: float32 [L, D] the vectors by which labels are ranked without context.
+        trainer: the trained encoder and its held-out documents.
+        objective: section `objective`.
+        graphs: set -> side -> pruned graph.
+        labels_LD: float32 [L, D], the vectors by which labels are ranked without context.
 
     Returns:
-        None when it is off, too few documents are held out to choose by, or no set helps.
+        None if it is off, too few documents are held out, or no set helps.
 
     Raises:
-        Interrupted: asked to stop; a checkpoint was saved.
+        Interrupted: SIGTERM or Ctrl-C; a checkpoint was saved.
     """
-    held_out, wanted = session.validation.documents, session.objective.label_context
-    if wanted == "none" or not len(held_out):
+    kind = objective.label_context
+    if kind == "none" or not len(trainer.inputs.held_out):
         return None
-    judges = HeldOutRanking.of(session, "no label context")
-    if judges is None:
+    sample = selection_sample(trainer, "no label context")
+    if sample is None:
         return None
-    active = session.active
-    documents = _documents(session, held_out) if wanted in ("documents", "both") else None
-    means = {} if documents is None else {DOCUMENTS_SET: documents.means(unseen=True)}
-    for name, sides in pruned.items():  # the anchors' own vectors go as soon as their means are there
-        if wanted in ("anchors", "both") and active[name]["labels"] and sides["labels"].num_edges:
-            means[name] = _anchors(session, name, sides).means()
+    documents = _document_neighbours(trainer) if kind in ("documents", "both") else None
+    means = {} if documents is None else {DOCUMENTS_SET: documents.means(hide=True)}
+    for name, sides in graphs.items():
+        if kind in ("anchors", "both") and trainer.inputs.active[name]["labels"] and sides["labels"].num_edges:
+            means[name] = _anchor_neighbours(trainer, objective, name, sides).means()
     shares = dict.fromkeys(means, 0.0)
     for _ in range(SWEEPS):
         for name, mean in means.items():
-            others = _total(means, {**shares, name: 0.0})
-            others += labels
+            rest = _weighted_sum(means, {**shares, name: 0.0})
+            rest += labels_LD
             candidates, parsimony = (DOCUMENT_SHARES, 0.0) if name == DOCUMENTS_SET else (SHARES, PARSIMONY)
-            tried = (0.0, *candidates)
-            gain, log_rank = _judged(judges, others, mean, tried)
-            shares[name] = tried[_chosen(gain, log_rank, parsimony)]
-    said = " ".join(f"{name} {share:g}" for name, share in shares.items())
-    print(f"label context: shares {said}", file=sys.stderr, flush=True)
+            gain, log_rank = compare_context_shares(sample, rest, mean, (0.0, *candidates))
+            shares[name] = (0.0, *candidates)[choose_share(gain, log_rank, parsimony)]
+    print(
+        "label context: shares", *(f"{name} {share:g}" for name, share in shares.items()), file=sys.stderr, flush=True
+    )
     if not any(shares.values()):
         return None
-    unseen = _total(means, shares)
+    without_held_out = _weighted_sum(means, shares)
     if documents is not None and shares[DOCUMENTS_SET]:
         means[DOCUMENTS_SET] = documents.means()
-    return Context(_total(means, shares), unseen, shares)
+    return LabelContext(_weighted_sum(means, shares), without_held_out, shares)
 
 
 @dataclass(frozen=True)
 class _Neighbours:
-    """Edges from labels to what has vectors.
+    """Edges from labels to items with vectors.
 
     Attributes:
         indptr: int64 [L + 1].
         columns: int [E], rows of `vectors`.
         vectors: float32 [n, D].
         weights: float32 [n].
-        hidden: bool [E], edges that a held-out document must not see while it judges; None = there are none.
-        prior: the mean of neighbours that weigh as much in all is halved; 0 = the mean as it is.
+        hidden: bool [E], edges to held-out documents; None if there are none.
+        prior: weight of a zero vector in each mean; 0 = the plain mean.
     """
 
     indptr: NDArray[np.int64]
@@ -130,46 +134,42 @@ class _Neighbours:
     hidden: NDArray[np.bool_] | None = None
     prior: float = 0.0
 
-    def means(self, unseen: bool = False) -> Vectors:
-        """Mean of each label's neighbours, by their weights, shrunk: float32 [L, D], 0 for a label without any.
+    def means(self, hide: bool = False) -> Vectors:
+        """Weighted mean of each label's neighbours, float32 [L, D], 0 for a label without any.
 
-        `unseen`: without the hidden edges.
+        Args:
+            hide: leave out the hidden edges.
         """
         values = self.weights[self.columns]
-        if unseen and self.hidden is not None:
+        if hide and self.hidden is not None:
             values = values * ~self.hidden
         shape = (len(self.indptr) - 1, len(self.vectors))
-        return neighbour_means(
-            sp.csr_matrix((values.astype(np.float32), self.columns, self.indptr), shape=shape), self.vectors, self.prior
-        )
+        edges = sp.csr_matrix((values.astype(np.float32), self.columns, self.indptr), shape=shape)
+        return neighbour_means(edges, self.vectors, self.prior)
 
 
-def _anchors(session: Session, name: str, sides: Mapping[str, Graph]) -> _Neighbours:
-    """A set's anchors, weighted as draws from the pruned graph would be; as no test document is one, no judge is."""
-    graph, drawn = sides["labels"], drawing_weights(sides, session.objective.anchor_sampling)
+def _anchor_neighbours(
+    trainer: Trainer, objective: ObjectiveConfig, name: str, sides: Mapping[str, Graph]
+) -> _Neighbours:
+    """A set's anchors, weighted by their probability to be drawn. No anchor is a held-out document."""
+    graph, anchor_weights = sides["labels"], drawing_weights(sides, objective.anchor_sampling)
     used, columns = np.unique(graph.indices, return_inverse=True)
-    weights = np.ones(len(used), np.float32) if drawn is None else np.asarray(drawn[used], np.float32)
-    vectors = session.embed(session.texts.roles[f"anchors/{name}"][used])
-    return _Neighbours(graph.indptr, columns, vectors, weights)
+    weights = np.ones(len(used)) if anchor_weights is None else anchor_weights[used]
+    vectors = trainer.embed(trainer.inputs.texts.roles[f"anchors/{name}"][used])
+    return _Neighbours(graph.indptr, columns, vectors, np.asarray(weights, np.float32))
 
 
-def _documents(session: Session, held_out: NDArray[np.int64]) -> _Neighbours:
+def _document_neighbours(trainer: Trainer) -> _Neighbours:
     """The training documents of each label."""
-    of_label = session.problem.y_train.T.tocsr()
-    vectors = session.embed_role("documents")
-    hidden = np.isin(of_label.indices, held_out)
-    return _Neighbours(
-        of_label.indptr.astype(np.int64),
-        of_label.indices,
-        vectors,
-        np.ones(len(vectors), np.float32),
-        hidden,
-        PRIOR,
-    )
+    documents = trainer.inputs.dataset.y_train.T.tocsr()
+    vectors = trainer.embed_role("documents")
+    hidden = np.isin(documents.indices, trainer.inputs.held_out.rows)
+    weights = np.ones(len(vectors), np.float32)
+    return _Neighbours(documents.indptr.astype(np.int64), documents.indices, vectors, weights, hidden, PRIOR)
 
 
-def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors:
-    """The sum of the sets' means, each with its share: float32 [L, D], a new array."""
+def _weighted_sum(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors:
+    """Sum of the sets' means times their shares: float32 [L, D], a new array."""
     total = np.zeros_like(next(iter(means.values())))
     for name, mean in means.items():
         if shares[name]:
@@ -177,32 +177,33 @@ def _total(means: Mapping[str, Vectors], shares: Mapping[str, float]) -> Vectors
     return total
 
 
-def _chosen(gain: NDArray[np.float64], log_rank: NDArray[np.float64], parsimony: float) -> int:
-    """Which share: the smallest whose gain the best beats by no more than `parsimony` errors, if it surely helps.
+def choose_share(gain_SV: NDArray[np.float64], log_rank_SV: NDArray[np.float64], parsimony: float) -> int:
+    """Index of the smallest share whose gain is close enough to the best; 0 if it does not certainly help.
 
     Args:
-        gain, log_rank: float64 [S, V], of the shares in ascending order, the first 0.
-        parsimony: standard errors of the difference, document by document.
+        gain_SV, log_rank_SV: float64 [S, V], for the shares in ascending order, the first 0.
+        parsimony: standard errors of the paired difference that count as close enough.
     """
 
-    def error(difference: NDArray[np.float64]) -> float:
-        return float(difference.std() / np.sqrt(max(len(difference), 1)))
+    def error(difference_V: NDArray[np.float64]) -> float:
+        return float(difference_V.std() / np.sqrt(max(len(difference_V), 1)))
 
-    best = int(gain.mean(1).argmax())
-    lost = [gain[best] - each for each in gain[: best + 1]]
-    smallest = next(share for share, each in enumerate(lost) if each.mean() <= parsimony * error(each))
-    fall = log_rank[0] - log_rank[smallest]
+    best = int(gain_SV.mean(1).argmax())
+    losses = [gain_SV[best] - gain_V for gain_V in gain_SV[: best + 1]]
+    smallest = next(index for index, loss in enumerate(losses) if loss.mean() <= parsimony * error(loss))
+    fall = log_rank_SV[0] - log_rank_SV[smallest]
     return smallest if fall.mean() > CERTAIN * error(fall) else 0
 
 
-def _judged(
-    judges: HeldOutRanking, labels: Vectors, mean: Vectors, shares: tuple[float, ...]
+def compare_context_shares(
+    sample: SelectionSample, labels_LD: Vectors, mean_LD: Vectors, shares: tuple[float, ...]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`Judges.ask` about `normalise(labels + share * mean)`, whose scores are linear in the share before the norm."""
-    cross, square, own = ((a * b).sum(1) for a, b in ((labels, mean), (mean, mean), (labels, labels)))
+    """`HeldOut.compare_shares` of `normalise(labels + share * mean)`, computed from two matrix products."""
+    cross, square, own = ((a * b).sum(1) for a, b in ((labels_LD, mean_LD), (mean_LD, mean_LD), (labels_LD, labels_LD)))
 
-    def combine(plain: Vectors, moved: Vectors, share: float) -> Vectors:
+    def combine(by_labels: Vectors, by_mean: Vectors, share: float) -> Vectors:
         norm = np.sqrt(np.maximum(own + 2 * share * cross + share * share * square, 1e-12))
-        return np.asarray((plain + share * moved) / norm)
+        return np.asarray((by_labels + share * by_mean) / norm)
 
-    return judges.ask(labels, mean, combine, np.asarray(shares, np.float32))
+    candidates = np.asarray(shares, np.float32)
+    return sample.held_out.compare_shares(sample.vectors, labels_LD, mean_LD, combine, candidates)
