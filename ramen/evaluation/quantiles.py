@@ -4,10 +4,10 @@ Metrics per bin have two forms with separate names:
 
 - *contribution* (`tail/p_at_1`, `tail/r_at_100`, ...): hits and ground truth restricted to the bin's labels, ranks and
   normalisers of all labels. Averaged over documents; the bins sum to the overall metric.
-- *label-averaged* (`tail/label_r_at_100`): recall of each label (share of its test documents that rank it in the top k),
-  averaged over the bin's labels that occur in the test set. The bins do not sum to anything; 100 is the maximum of each.
-  `label_fn_at_k` is R-ICLR's Table 8: the missed share summed over the bin's labels, divided by all L labels; its bins
-  sum to the overall value.
+- *label-averaged* (`tail/label_r_at_100`): recall of each label (share of its test documents that rank it in the top
+  k), averaged over the bin's labels that occur in the test set; the maximum of every bin is 100. `label_fn_at_k` is
+  R-ICLR's Table 8: the missed share summed over the bin's labels, divided by all L labels; its bins sum to the overall
+  value.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def head_torso_tail(frequency: NDArray[Any]) -> dict[str, Ints]:
     """Split the labels into three groups of about equal training volume.
 
     Labels are assigned most frequent first (ties by lower id): to head until it holds at least a third of the volume,
-    to torso until it holds at least half of the remaining volume, and to tail, which includes labels unseen in training.
-    Measuring torso by the remaining volume keeps all groups non-empty if at least three labels occur in training, even
-    if one label outweighs all others (pyxclib's rule would leave an empty first bin).
+    to torso until it holds at least half of the remaining volume, then to tail, which includes labels unseen in
+    training. Measuring torso by the remaining volume keeps all groups non-empty if at least three labels occur in
+    training, even if one label outweighs all others (pyxclib's rule would leave an empty first bin).
 
     Args:
         frequency: [L] training documents per label.

@@ -163,9 +163,7 @@ def _slice_row(report: Report, name: str) -> dict[str, Any]:
 def _peer_row(report: Report, name: str) -> dict[str, Any]:
     """Return a peer's overall metrics, without gains over the base."""
     without_base = replace(report, base=None)
-    cells = [
-        {**_cell(without_base, f"{PEER}{name}/{key}"), "split": _starts_group(key)} for key in COLUMNS.values()
-    ]
+    cells = [{**_cell(without_base, f"{PEER}{name}/{key}"), "split": _starts_group(key)} for key in COLUMNS.values()]
     return {"name": PEER_NAMES[name], "cells": cells}
 
 

@@ -96,8 +96,8 @@ def _open_base(scoring: config.ScoringConfig, dataset: Artifact) -> Artifact | N
     base = open_artifact(scoring.base, "evaluation")
     if base.manifest["inputs"].get("dataset") != dataset.digest:
         raise ArtifactError(
-            f"scoring.base = {scoring.base}: is an evaluation of another dataset than {dataset.path}; evaluate the base "
-            "on this dataset or unset scoring.base"
+            f"scoring.base = {scoring.base}: is an evaluation of another dataset than {dataset.path}; evaluate the "
+            "base on this dataset or unset scoring.base"
         )
     return base
 
@@ -110,7 +110,7 @@ def _rank_labels(
     documents = sentences.encode(data.test.texts)
     labels = encode_labels(sentences, model.path, data.labels.texts)
     if not (np.isfinite(documents).all() and np.isfinite(labels).all()):
-        raise ArtifactError(f"{model.path}: the model produces non-finite vectors; train again with a lower training.lr")
+        raise ArtifactError(f"{model.path}: the model's vectors are not finite; train again with a lower training.lr")
 
     def rank(vectors: NDArray[np.float32]) -> Ranking:
         indices, scores = search(documents, vectors, scoring.retrieve, scoring.chunk, data.candidates)
