@@ -107,7 +107,11 @@ def test_stage_is_refused_when_its_metrics_cannot_be_written(metrics: str, tiny_
         ("{name: a, set: [encoder.name=./nowhere]}", (), "row 'a': encoder './nowhere'"),
         ("{name: a, set: [training.epochs=0]}", (), "row 'a': training.epochs"),
         ("{name: a, peer: nobody}", (), "row 'a': peer: "),
-        ("{name: a, peer: sentence-transformers}", (), "trains for a given time; set `time_of` to the name of a row above"),
+        (
+            "{name: a, peer: sentence-transformers}",
+            (),
+            "trains for a given time; set `time_of` to the name of",
+        ),
         ("{name: a}", ("--out=file",), "cannot be written"),
         ("{name: a}", ("--out=taken",), "taken/mine.md: is a directory"),
     ],
