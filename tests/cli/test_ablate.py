@@ -42,10 +42,10 @@ KNOBS = {
 }
 
 
-def run_ablate(source: Path, *words: str) -> str:
+def run_ablate(source: Path, *options: str) -> str:
     """Run the command on a source in the current directory; return its output."""
     sets = [f"--set={key}={value}" for key, value in {**KNOBS, "data.path": source}.items()]
-    result = CliRunner().invoke(cli, ["ablate", "--params", "params.yaml", *sets, *words], catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["ablate", "--params", "params.yaml", *sets, *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -75,19 +75,19 @@ def test_study_writes_gains_and_second_run_computes_nothing(tiny_source: Path, w
         '  - {name: "only {set}", set: ["objective.anchor_sets=[{set}]", scoring.links=true], against: plain}\n'
     )
     printed = run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
-    found = json.loads((workdir / "ablations/mine.json").read_text())
-    assert set(found) == {"plain", "only category", "only links"}
+    results = json.loads((workdir / "ablations/mine.json").read_text())
+    assert set(results) == {"plain", "only category", "only links"}
     gains = [
-        found["only links"]["seeds"][seed]["metrics"]["p_at_1"] - found["plain"]["seeds"][seed]["metrics"]["p_at_1"]
+        results["only links"]["seeds"][seed]["metrics"]["p_at_1"] - results["plain"]["seeds"][seed]["metrics"]["p_at_1"]
         for seed in ("0", "1")
     ]
-    written = (workdir / "ablations/mine.md").read_text()
-    assert f"| {sum(gains) / 2:+.2f} ±" in written and "FN@k of only links minus that of plain" in written
-    assert "standard error" not in written[written.index("## Link prediction") : written.index("Labels missed")]
-    links = written[written.index("## Link prediction") :].split("\n\n")[1].splitlines()
+    report = (workdir / "ablations/mine.md").read_text()
+    assert f"| {sum(gains) / 2:+.2f} ±" in report and "FN@k of only links minus that of plain" in report
+    assert "standard error" not in report[report.index("## Link prediction") : report.index("Labels missed")]
+    links = report[report.index("## Link prediction") :].split("\n\n")[1].splitlines()
     assert "links_r_at_100" in links[0] and "| 100.00 ±0.00 |" in links[-1]
     assert "only category" in printed and (workdir / "ablations/mine.png").read_bytes()[:4] == b"\x89PNG"
-    assert found["only links"]["seeds"]["0"]["metrics"]["links/links_r_at_100"] == pytest.approx(100)  # 31 anchors
+    assert results["only links"]["seeds"]["0"]["metrics"]["links/links_r_at_100"] == pytest.approx(100)  # 31 anchors
     before = {path: path.stat().st_mtime_ns for path in (workdir / "ablations/cache").glob("*/metrics.json")}
     assert len(before) == 1 + 1 + 3 * 2 * 3, "all rows and seeds share dataset and graph"
     run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
@@ -136,35 +136,35 @@ def test_rows_refer_to_the_repeated_row_if_theirs_is_left_out(tiny_source: Path,
     )
     printed = run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0")
     assert "row 'again' is left out: its configuration equals that of row 'plain'" in printed
-    found = json.loads((workdir / "ablations/mine.json").read_text())
-    assert {name: row["against"] for name, row in found.items()} == {"plain": "", "other": "plain"}
+    results = json.loads((workdir / "ablations/mine.json").read_text())
+    assert {name: row["against"] for name, row in results.items()} == {"plain": "", "other": "plain"}
 
 
 def test_published_results_follow_a_study_of_their_data_set(tiny_source: Path, workdir: Path) -> None:
     source = shutil.copytree(tiny_source, workdir / "LF-WikiSeeAlsoTitles-320K")
     printed = run_ablate(source, "--study", "design", "--rows", "AugGT", "--seeds", "0")
     assert "AugGT" in printed
-    written = (workdir / "ablations/design.md").read_text()
-    assert "| AugGT | base | " in written and "## Published\n" in written
-    below = written[written.index("## Published, T5 design") :].splitlines()
+    report = (workdir / "ablations/design.md").read_text()
+    assert "| AugGT | base | " in report and "## Published\n" in report
+    below = report[report.index("## Published, T5 design") :].splitlines()
     assert below[2] == "| source | method | P@1 | P@3 | P@5 | N@3 | N@5 |"
     assert any(line.startswith("| RAMEN ICLR | AugGT | ") for line in below)
 
 
 def test_changed_raw_data_are_ingested_again(tiny_source: Path, workdir: Path) -> None:
     source = shutil.copytree(tiny_source, workdir / "source")
-    words = ("--study", "bases", "--rows", "inbatch", "--seeds", "0")
-    run_ablate(source, *words)
+    options = ("--study", "bases", "--rows", "inbatch", "--seeds", "0")
+    run_ablate(source, *options)
     before = len([*(workdir / "ablations/cache").glob("ingest-*")])
-    run_ablate(source, *words)
+    run_ablate(source, *options)
     assert before == 1 == len([*(workdir / "ablations/cache").glob("ingest-*")])
     texts = source / "raw_data/train.raw.txt"
     texts.write_text(texts.read_text().replace("notes about", "remarks on"))
-    run_ablate(source, *words)
-    made = [
+    run_ablate(source, *options)
+    ingested = [
         Dataset.read(folder / "dataset").train.texts[1] for folder in (workdir / "ablations/cache").glob("ingest-*")
     ]
-    assert sorted(text.split()[0] for text in made) == ["notes", "remarks"]
+    assert sorted(text.split()[0] for text in ingested) == ["notes", "remarks"]
 
 
 @pytest.mark.usefixtures("store")
@@ -183,31 +183,31 @@ def test_rows_are_runs_of_a_separate_experiment(tiny_source: Path, tmp_path: Pat
 
 
 def test_gains_have_standard_errors_clustered_by_group(tiny_source: Path, workdir: Path) -> None:
-    words = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.quantiles=2")
+    options = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.quantiles=2")
     source = shutil.copytree(tiny_source, workdir / "source")
     groups = np.arange(20) // 3
     (source / "tst_groups.txt").write_text("".join(f"{group}\n" for group in groups))
-    assert "[paired standard error over the test documents, clustered by group]" in run_ablate(source, *words)
-    found = json.loads((workdir / "ablations/bases.json").read_text())
+    assert "[paired standard error over the test documents, clustered by group]" in run_ablate(source, *options)
+    results = json.loads((workdir / "ablations/bases.json").read_text())
     truth = read_test_labels(source)
-    written = (workdir / "ablations/bases.md").read_text()
+    report = (workdir / "ablations/bases.md").read_text()
     for file, key in (("predictions", "p_at_1"), ("encoder_predictions", "encoder/p_at_1")):
         first = {}
-        for name in found:
+        for name in results:
             hits = []
             for seed in ("0", "1"):
-                each = found[name]["seeds"][seed]
-                table = pq.read_table(workdir / each["evaluation"] / f"{file}.parquet").to_pylist()
+                result = results[name]["seeds"][seed]
+                table = pq.read_table(workdir / result["evaluation"] / f"{file}.parquet").to_pylist()
                 best = {line["document"]: line["label_index"] for line in table if line["rank"] == 1}
                 hits.append([100.0 * (best[document] in labels) for document, labels in truth.items()])
-                assert each["metrics"][key] == pytest.approx(np.mean(hits[-1]))
+                assert result["metrics"][key] == pytest.approx(np.mean(hits[-1]))
             first[name] = np.mean(hits, axis=0)
         differences = first["RAMEN(ngame)"] - first["ngame"]
         sums = np.bincount(groups, differences - differences.mean())
         error = np.sqrt(7 / 6 * np.square(sums).sum()) / 20
-        assert found["RAMEN(ngame)"]["gain_error"][key] == pytest.approx(error) and error > 0
-        assert f"[{error:.2f}]" in written
-    missed = found["RAMEN(ngame)"]["missed"]
+        assert results["RAMEN(ngame)"]["gain_error"][key] == pytest.approx(error) and error > 0
+        assert f"[{error:.2f}]" in report
+    missed = results["RAMEN(ngame)"]["missed"]
     bins = [name for name in missed if name != "complete"]
     assert set(missed["complete"]) == {"5", "10", "20", "50", "100"} and len(bins) >= 2
     assert missed["complete"]["5"] == pytest.approx(sum(missed[name].get("5", 0) for name in bins))
@@ -217,10 +217,10 @@ def test_overall_metrics_of_an_encoder_only_row_are_its_encoder_metrics(tmp_path
     (tmp_path / "quantiles.csv").write_text("bin,labels\n")
     one = Outcome({"p_at_1": 40.0}, 1.0, tmp_path, Path("one"))
     two = Outcome({"p_at_1": 45.0, "r_at_100": 70.0, "encoder/p_at_1": 41.5}, 1.0, tmp_path, Path("two"))
-    done = summarise([two], [one], ["p_at_1", "encoder/p_at_1", "encoder/r_at_100", "links/x"])
-    assert np.isnan(done.mean["encoder/r_at_100"]), "unknown: its overall metrics include classifiers"
-    assert done.gain["p_at_1"] == 5.0 and done.gain["encoder/p_at_1"] == 1.5 and np.isnan(done.gain["links/x"])
-    assert not done.gain_error, "different datasets"
+    summary = summarise([two], [one], ["p_at_1", "encoder/p_at_1", "encoder/r_at_100", "links/x"])
+    assert np.isnan(summary.mean["encoder/r_at_100"]), "unknown: its overall metrics include classifiers"
+    assert summary.gain["p_at_1"] == 5.0 and summary.gain["encoder/p_at_1"] == 1.5 and np.isnan(summary.gain["links/x"])
+    assert not summary.gain_error, "different datasets"
 
 
 def test_single_test_document_gives_no_standard_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,14 +242,14 @@ def test_peers_study_has_a_row_for_each_peer_that_can_run(
     printed = run_ablate(tiny_source, "--study", "peers", "--rows", rows, "--seeds", "0,1")
     for name in ("XR-Linear", "XR-Transformer"):
         assert f"warning: peers: row '{name}' is skipped: libpecos is not installed" in printed
-    found = json.loads((workdir / "ablations/peers.json").read_text())
-    assert list(found) == ["TF-IDF", "base", "untrained encoder"]
-    assert {row["peer"] for row in found.values()} == {"", "tfidf", "untrained"}
-    tfidf = [each["metrics"]["p_at_1"] for each in found["TF-IDF"]["seeds"].values()]
-    assert tfidf[0] == tfidf[1] and found["TF-IDF"]["gain_error"]["p_at_1"] > 0
-    written = (workdir / "ablations/peers.md").read_text()
-    assert "| TF-IDF | base | " in written and f"| TF-IDF | {tfidf[0]:.2f} ±0.00 |" in written
-    assert not any("peers/" in key for key in found["base"]["seeds"]["0"]["metrics"]), "peers are separate rows"
+    results = json.loads((workdir / "ablations/peers.json").read_text())
+    assert list(results) == ["TF-IDF", "base", "untrained encoder"]
+    assert {row["peer"] for row in results.values()} == {"", "tfidf", "untrained"}
+    tfidf = [result["metrics"]["p_at_1"] for result in results["TF-IDF"]["seeds"].values()]
+    assert tfidf[0] == tfidf[1] and results["TF-IDF"]["gain_error"]["p_at_1"] > 0
+    report = (workdir / "ablations/peers.md").read_text()
+    assert "| TF-IDF | base | " in report and f"| TF-IDF | {tfidf[0]:.2f} ±0.00 |" in report
+    assert not any("peers/" in key for key in results["base"]["seeds"]["0"]["metrics"]), "peers are separate rows"
     kept = {path: path.stat().st_mtime_ns for path in (workdir / "ablations/cache").glob("peer-*/metrics.json")}
     assert len(kept) == 2, "these peers do not depend on the seed"
     run_ablate(tiny_source, "--study", "peers", "--rows", rows, "--seeds", "0,1")
@@ -280,8 +280,8 @@ def test_peer_gets_the_training_time_of_the_row_in_time_of(
         "  - {name: same time, peer: timed, time_of: plain}\n"
     )
     run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0", "--rows", "same time")
-    found = json.loads((workdir / "ablations/mine.json").read_text())
-    assert given == [pytest.approx(found["plain"]["seeds"]["0"]["seconds"], abs=0.06)]
+    results = json.loads((workdir / "ablations/mine.json").read_text())
+    assert given == [pytest.approx(results["plain"]["seeds"]["0"]["seconds"], abs=0.06)]
     with pytest.raises(ConfigError, match="trains for a given time; set `time_of` to the name of another row"):
         run_peer("timed", resolve(sets=[f"{key}={value}" for key, value in KNOBS.items()]), workdir / "cache")
 
@@ -315,8 +315,8 @@ def test_training_time_includes_interrupted_attempts(
 
 
 def test_changed_encoder_folder_invalidates_the_cache(tiny_source: Path, workdir: Path) -> None:
-    words = ("--study", "bases", "--rows", "inbatch", "--seeds", "0", f"--set=encoder.name={workdir / 'start'}")
-    found = []
+    options = ("--study", "bases", "--rows", "inbatch", "--seeds", "0", f"--set=encoder.name={workdir / 'start'}")
+    warmups = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         encoder = load_encoder("tiny", EncoderConfig(name="tiny"))
@@ -324,9 +324,9 @@ def test_changed_encoder_folder_invalidates_the_cache(tiny_source: Path, workdir
             next(encoder.parameters()).add_(seed)
         shutil.rmtree(workdir / "start", ignore_errors=True)
         encoder.save(workdir / "start")
-        run_ablate(tiny_source, *words)
-        found.append({folder.name for folder in (workdir / "ablations/cache").glob("warmup-*")})
-    assert found[0] == found[1] and len(found[2]) == 2
+        run_ablate(tiny_source, *options)
+        warmups.append({folder.name for folder in (workdir / "ablations/cache").glob("warmup-*")})
+    assert warmups[0] == warmups[1] and len(warmups[2]) == 2
 
 
 def test_changed_base_evaluation_changes_the_cache_version(tmp_path: Path) -> None:
@@ -342,9 +342,9 @@ def test_rows_with_classifiers_also_report_the_encoder(tiny_source: Path, workdi
     run_ablate(tiny_source, "--study", "bases", "--rows", "ngame", "--seeds", "0")
     metrics = json.loads((workdir / "ablations/bases.json").read_text())["ngame"]["seeds"]["0"]["metrics"]
     assert {"p_at_1", "encoder/p_at_1", "encoder/psp_at_5"} <= set(metrics)
-    written = (workdir / "ablations/bases.md").read_text()
-    assert "±" not in written.split("\n\n", 2)[2], "one seed has no deviation"
-    header, _, line = written[written.index("## Encoder only") :].split("\n\n")[1].splitlines()
+    report = (workdir / "ablations/bases.md").read_text()
+    assert "±" not in report.split("\n\n", 2)[2], "one seed has no deviation"
+    header, _, line = report[report.index("## Encoder only") :].split("\n\n")[1].splitlines()
     shown = dict(zip(header.split(" | "), line.split(" | "), strict=True))
     assert shown["PSP@5"] == f"{metrics['encoder/psp_at_5']:.2f}"
     assert sum(metrics[f"encoder/{third}/p_at_1"] for third in SLICES) == pytest.approx(metrics["encoder/p_at_1"])
@@ -394,16 +394,16 @@ def test_unknown_studies_rows_and_seeds_list_the_known_ones(tiny_source: Path, w
         (workdir / "bad.yaml").write_text(f"title: x\nrows: {rows}\n")
         with pytest.raises(ConfigError, match=message):
             read_study("bad.yaml", [])
-    for words in (["--study", "desing"], ["--study", "bases", "--rows", "nine"]):  # checked before the data are read
-        result = CliRunner().invoke(cli, ["ablate", *words, "--set=data.path=nowhere", "--set=data.source=xc"])
+    for options in (["--study", "desing"], ["--study", "bases", "--rows", "nine"]):  # checked before the data are read
+        result = CliRunner().invoke(cli, ["ablate", *options, "--set=data.path=nowhere", "--set=data.source=xc"])
         assert result.exit_code == 2 and "there are" in result.output and "nowhere" not in result.output
     (workdir / "bad.yaml").write_text("title: x\nrows: [{name: a, set: [objective.graps=false]}]\n")
     sets = [f"--set={key}={value}" for key, value in {**KNOBS, "data.path": tiny_source}.items()]
     result = CliRunner().invoke(cli, ["ablate", *sets, "--study", "bad.yaml"])
     assert result.exit_code == 2 and "study bad.yaml: row 'a': --set: objective.graps: unknown" in result.output
     assert not list((workdir / "ablations/cache").glob("warmup-*"))
-    for words in (["--rows", "nine"], ["--seeds", "x"]):
+    for options in (["--rows", "nine"], ["--seeds", "x"]):
         result = CliRunner().invoke(
-            cli, ["ablate", "--study", "design", f"--set=data.path={tiny_source}", "--set=data.source=xc", *words]
+            cli, ["ablate", "--study", "design", f"--set=data.path={tiny_source}", "--set=data.source=xc", *options]
         )
         assert result.exit_code != 0

@@ -87,13 +87,13 @@ def test_link_prediction_uses_all_raw_edges_regardless_of_pruning(tiny_problem: 
     true = train.toarray() > 0
     true[:, links.texts.uids.index("test-0")] = False
     nearest = np.argsort(-scores, axis=1, kind="stable")[:, :100]
-    found = np.take_along_axis(true, nearest, axis=1).sum(1) / np.maximum(true.sum(1), 1)
-    assert metrics["links/links_r_at_100"] == pytest.approx(100 * found[true.any(1)].mean()) and found.mean() < 0.9
+    recall = np.take_along_axis(true, nearest, axis=1).sum(1) / np.maximum(true.sum(1), 1)
+    assert metrics["links/links_r_at_100"] == pytest.approx(100 * recall[true.any(1)].mean()) and recall.mean() < 0.9
     pruned = replace(wide, train=sp.csr_matrix(wide.train.shape, dtype=np.float32))
     with drafts({"pruned_graph": tmp_path / "p"}, sections={}, inputs={}, work=tmp_path / "work") as made:
         write_graphs(made["pruned_graph"].path, graphs_of(replace(problem, anchor_sets={"links": pruned})))
-    again = run_evaluate({**inputs, "pruned_graph": tmp_path / "p"}, tmp_path / "b", links=True)
-    assert again["links/links_r_at_100"] == metrics["links/links_r_at_100"]
+    repeated = run_evaluate({**inputs, "pruned_graph": tmp_path / "p"}, tmp_path / "b", links=True)
+    assert repeated["links/links_r_at_100"] == metrics["links/links_r_at_100"]
 
 
 def test_metrics_and_predictions_match_brute_force(
@@ -177,8 +177,8 @@ def test_base_is_compared_with_the_run(inputs: dict[str, Path], tmp_path: Path) 
     assert metrics["gain/tail/p_at_1"] == metrics["gain_se/tail/p_at_1"] == 0
     html = (tmp_path / "evaluation/report.html").read_text()
     assert html.count("<h3>BASE</h3>") == 2 and '<span class="delta even">+0.00 ±0.00</span>' in html
-    again = run_evaluate(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"), samples=0)
-    assert again == metrics
+    repeated = run_evaluate(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"), samples=0)
+    assert repeated == metrics
     stored = json.loads((tmp_path / "third/metrics.json").read_text())
     assert not any(key.startswith(("base/base/", "base/gain")) for key in stored), "the base of the base is not copied"
 

@@ -95,23 +95,23 @@ def test_ndcg_recall_and_precision_match_sklearn(seed: int) -> None:
     y, scores, inv_p = make_random_problem(seed)
     full = y[np.diff(y.indptr) > 0]  # scikit-learn does not skip empty rows, so remove them
     order = rank(scores[np.diff(y.indptr) > 0], 15)
-    found = evaluate(order, full, inv_p)
+    curves = evaluate(order, full, inv_p)
     for k in (1, 3, 7, 15):
         chosen = np.zeros(full.shape, int)
         np.put_along_axis(chosen, order[:, :k], 1, axis=1)
         truth = full.toarray().astype(int)
-        assert found["n"][k - 1] == pytest.approx(ndcg_score(truth, scores[np.diff(y.indptr) > 0], k=k))
-        assert found["r"][k - 1] == pytest.approx(recall_score(truth, chosen, average="samples"))
-        assert found["p"][k - 1] == pytest.approx(precision_score(truth, chosen, average="samples"))
+        assert curves["n"][k - 1] == pytest.approx(ndcg_score(truth, scores[np.diff(y.indptr) > 0], k=k))
+        assert curves["r"][k - 1] == pytest.approx(recall_score(truth, chosen, average="samples"))
+        assert curves["p"][k - 1] == pytest.approx(precision_score(truth, chosen, average="samples"))
         macro = recall_score(truth, chosen, average=None, zero_division=np.nan)
         np.testing.assert_allclose(label_recall(order, full, k), macro)
 
 
 def test_ideal_propensity_ranking_scores_one() -> None:
     y, _, inv_p = make_random_problem(0)
-    found = evaluate(rank(y.toarray() * inv_p, 6), y, inv_p)
+    curves = evaluate(rank(y.toarray() * inv_p, 6), y, inv_p)
     for metric in ("psp", "psn", "psr"):
-        np.testing.assert_allclose(found[metric], 1.0)
+        np.testing.assert_allclose(curves[metric], 1.0)
 
 
 def test_metrics_ignore_row_order_and_monotone_transforms() -> None:
@@ -126,17 +126,17 @@ def test_metrics_ignore_row_order_and_monotone_transforms() -> None:
 def test_psp_with_equal_propensities_is_precision_over_ideal_precision() -> None:
     y, scores, _ = make_random_problem(2)
     ones = np.full(y.shape[1], 2.5)
-    found, best = evaluate(rank(scores, 5), y, ones), evaluate(rank(y.toarray(), 5), y, ones)
-    np.testing.assert_allclose(found["psp"], found["p"] / best["p"])
+    curves, best = evaluate(rank(scores, 5), y, ones), evaluate(rank(y.toarray(), 5), y, ones)
+    np.testing.assert_allclose(curves["psp"], curves["p"] / best["p"])
 
 
 def test_ndcg_at_1_is_precision_and_recall_at_full_depth_is_one() -> None:
     y, scores, inv_p = make_random_problem(3)
-    found = evaluate(rank(scores, y.shape[1]), y, inv_p)
+    curves = evaluate(rank(scores, y.shape[1]), y, inv_p)
     filled = np.mean(np.diff(y.indptr) > 0)
-    assert found["n"][0] == pytest.approx(found["p"][0])
-    assert found["r"][-1] == pytest.approx(filled)
-    assert found["fn"][-1] == pytest.approx(0.0)
+    assert curves["n"][0] == pytest.approx(curves["p"][0])
+    assert curves["r"][-1] == pytest.approx(filled)
+    assert curves["fn"][-1] == pytest.approx(0.0)
 
 
 def test_contributions_of_label_groups_sum_to_the_metric() -> None:
@@ -178,8 +178,8 @@ def test_stored_zeros_and_negatives_are_ranked() -> None:
 
 def test_padding_is_not_a_hit_of_the_next_document() -> None:
     y = sp.csr_matrix(np.array([[0.0, 1.0], [1.0, 0.0]]))
-    found = evaluate(np.array([[2, 2], [2, 2]]), y, np.ones(2))
-    assert found["p"].tolist() == [0.0, 0.0]
+    curves = evaluate(np.array([[2, 2], [2, 2]]), y, np.ones(2))
+    assert curves["p"].tolist() == [0.0, 0.0]
 
 
 def test_flat_returns_percentages_under_metrics_json_keys() -> None:
@@ -203,8 +203,8 @@ def test_million_labels_are_evaluated_without_a_dense_matrix() -> None:
     order[:, 0] = y.indices[y.indptr[:-1]]
     inv_p = rng.random(labels) + 1
     tracemalloc.start()
-    found = evaluate(order, y, inv_p)
+    curves = evaluate(order, y, inv_p)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found["p"][0] == 1.0
+    assert curves["p"][0] == 1.0
     assert peak < 64 * 2**20  # a dense N' x L of bytes would take 286 MB

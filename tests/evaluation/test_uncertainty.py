@@ -58,11 +58,11 @@ class ClusteredRuns:
 def test_standard_error_matches_a_bootstrap_over_groups(metric: str, k: int) -> None:
     runs = ClusteredRuns(0)
     key = f"{metric}_at_{k}"
-    found = paired_gains(*runs.tables())[key]
+    gain = paired_gains(*runs.tables())[key]
     points, error = runs.bootstrap(metric, k)
-    assert found.points == pytest.approx(points) and found.error == pytest.approx(error, rel=0.05)
+    assert gain.points == pytest.approx(points) and gain.error == pytest.approx(error, rel=0.05)
     independent = paired_gains(*runs.tables(clustered=False))[key].error
-    assert independent is not None and found.error is not None and found.error > 1.5 * independent
+    assert independent is not None and gain.error is not None and gain.error > 1.5 * independent
 
 
 def test_standard_error_of_a_ratio_accounts_for_its_denominator() -> None:
@@ -70,18 +70,18 @@ def test_standard_error_of_a_ratio_accounts_for_its_denominator() -> None:
     runs = ClusteredRuns(1)
     best = np.argsort(-runs.y.toarray() * runs.inv_p, 1, kind="stable")[:, :DEPTH]
     runs.rankings = [best, np.full_like(best, LABELS)]
-    found = paired_gains(*runs.tables())["psp_at_5"]
-    assert found.points == pytest.approx(100) and found.error == pytest.approx(0, abs=1e-9)
+    gain = paired_gains(*runs.tables())["psp_at_5"]
+    assert gain.points == pytest.approx(100) and gain.error == pytest.approx(0, abs=1e-9)
 
 
 def test_one_document_per_group_gives_the_paired_t_test() -> None:
     runs = ClusteredRuns(2)
     ours, base = runs.tables(clustered=False)
-    found = paired_gains(ours, base)["p_at_5"]
+    gain = paired_gains(ours, base)["p_at_5"]
     test = ttest_rel(ours.values["p_at_5"], base.values["p_at_5"])
-    assert found.error == pytest.approx(found.points / test.statistic)
+    assert gain.error == pytest.approx(gain.points / test.statistic)
     explicit_groups = standard_error(ours.values["p_at_5"] - base.values["p_at_5"], np.arange(len(runs.groups)))
-    assert explicit_groups == pytest.approx(found.error)
+    assert explicit_groups == pytest.approx(gain.error)
 
 
 def test_fewer_than_two_groups_have_no_standard_error() -> None:
@@ -131,9 +131,9 @@ def test_runs_with_different_propensities_have_no_gain_in_psp() -> None:
     ours, _ = runs.tables()
     runs.inv_p = runs.inv_p**2
     _, base = runs.tables()
-    found = paired_gains(ours, base)
-    assert "p_at_1" in found and "tail/r_at_10" in found
-    assert not any(key.rpartition("/")[2].startswith("ps") for key in found)
+    gain_of = paired_gains(ours, base)
+    assert "p_at_1" in gain_of and "tail/r_at_10" in gain_of
+    assert not any(key.rpartition("/")[2].startswith("ps") for key in gain_of)
 
 
 @pytest.mark.parametrize("clustered", [True, False])
@@ -141,10 +141,10 @@ def test_per_document_table_is_read_as_written(clustered: bool, tmp_path: Path) 
     ours, base = ClusteredRuns(5, groups=20).tables(clustered)
     file = tmp_path / "per_document.parquet"
     PerDocument(ours.uids, ours.values, ours.weights, ours.groups, {"dataset": "f" * 64}).write(file)
-    again = PerDocument.read(file)
-    assert again.uids == ours.uids and again.notes == {"dataset": "f" * 64}
-    assert again.group_count == ours.group_count == (20 if clustered else len(ours.uids))
-    read, kept = paired_gains(again, base), paired_gains(ours, base)
+    restored = PerDocument.read(file)
+    assert restored.uids == ours.uids and restored.notes == {"dataset": "f" * 64}
+    assert restored.group_count == ours.group_count == (20 if clustered else len(ours.uids))
+    read, kept = paired_gains(restored, base), paired_gains(ours, base)
     assert read.keys() == kept.keys()
     for key, gain in read.items():
         assert (gain.points, gain.error) == pytest.approx((kept[key].points, kept[key].error), rel=1e-4, abs=1e-4)
