@@ -43,10 +43,11 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
     from ramen.artifacts import Draft, open_artifact
     from ramen.config import resolve
     from ramen.tracking import NullTracker
-    from ramen.training.setup import Session, TrainingSections
+    from ramen.training.distributed import Processes
+    from ramen.training.setup import TrainingSections, build_trainer
 
     config = resolve(preset="debian", sets=[f"encoder.dropout={dropout}", *sets])
-    session = Session(
+    trainer = build_trainer(
         open_artifact(folder / "dataset", "dataset"),
         open_artifact(folder / "graph", "graph"),
         Draft(folder, folder / "work"),
@@ -60,8 +61,8 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
             config.guidance,
         ),
         NullTracker(),
+        Processes(),
     )
-    trainer = session.trainer
     order = trainer.sampler.epoch_order(0)
     steps = documents // BATCH
     texts = tokens = 0
@@ -70,12 +71,12 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
             started = time.perf_counter()
         step = trainer.sampler.step(order, 0, index)
         trainer.train_step(step)
-        trainer.position.global_step += 1
+        trainer.state.global_step += 1
         if index >= WARM_STEPS:
-            texts += trainer.last_texts
-            tokens += trainer.last_tokens
+            texts += trainer.step_texts
+            tokens += trainer.step_tokens
     seconds = time.perf_counter() - started
-    weights = sum(p.numel() for name, p in session.encoder.named_parameters() if "embeddings" not in name)
+    weights = sum(p.numel() for name, p in trainer.encoder.named_parameters() if "embeddings" not in name)
     return {
         "documents/s": steps * BATCH / seconds,
         "texts/s": texts / seconds,

@@ -1,7 +1,8 @@
-"""The retriever: encoder, index and label table together, because vectors of another encoder mean nothing.
+"""Retriever: an encoder, the index of its label vectors, and the label table.
 
-On disk it is two places: the encoder's directory, and a directory with `index.faiss`, `labels.parquet` and
-`retriever.json`. The last lists size and sha256 of every file of both; nothing is opened before they agree.
+The three belong together because vectors of different encoders cannot be compared. On disk they are two directories:
+the encoder's, and one with `index.faiss`, `labels.parquet` and `retriever.json`. `retriever.json` lists the size and
+sha256 of every file in both; `Retriever.load` verifies them all before it opens any.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ FORMAT = 1
 INDEX_FILE = "index.faiss"
 LABELS_FILE = "labels.parquet"
 FACTS_FILE = "retriever.json"
-DEFAULT_K, MOST_LABELS = 10, 1000
-"""Labels a text is answered with, unless told otherwise, and at most over HTTP."""
+DEFAULT_K = 10
+"""Labels returned per text by default."""
+MAX_LABELS = 1000
+"""Labels returned, or excluded, per text at most over HTTP."""
 
 
 class TextEncoder(Protocol):
-    """What turns texts into vectors."""
+    """Encodes texts as vectors."""
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """float32 [n, D], unit-norm rows."""
+        """Return float32 [n, D], unit-norm rows."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,16 @@ class Hit:
 
 
 class Retriever:
-    """Answers texts with labels.
+    """Finds the best labels of a text.
 
     Args:
-        encoder: the encoder whose label embeddings are in the index.
+        encoder: the encoder that made the label vectors in the index.
         index: a faiss index; id i is label i.
         uids, texts: the label table.
-        identity: by what a query is recognised as a label, "uid" or "text"; "" = no query is one.
+        identity: which field identifies a query with a label, "uid" or "text"; "" if queries are never labels.
+
+    Raises:
+        ArtifactError: the index and the label table differ in size.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class Retriever:
 
     @classmethod
     def load(cls, encoder_dir: Path, index_dir: Path) -> Retriever:
-        """Check every file against `retriever.json`, then open encoder, index and label table.
+        """Verify every file against `retriever.json`, then open encoder, index and label table.
 
         Raises:
             ArtifactError: a file is missing, damaged, or of another format.
@@ -100,52 +106,51 @@ class Retriever:
     def query(
         self, texts: Sequence[str], k: int = DEFAULT_K, exclude: Sequence[Collection[str]] = ()
     ) -> list[list[Hit]]:
-        """The k best labels of each text, best first; fewer when there are fewer labels.
+        """Return the k best labels of each text, best first; fewer if the index has fewer labels.
 
         Args:
             texts: queries.
-            k: labels of each.
-            exclude: uids of labels that are left out, for each text; empty = none of any.
+            k: labels per text.
+            exclude: for each text, uids of labels that are left out; empty = none for any text.
 
         Raises:
-            RamenError: k is below 1, or a text is no valid Unicode.
+            RamenError: k is below 1, or a text is not valid Unicode.
         """
         if k < 1:
-            raise RamenError(f"k = {k}: at least 1 label must be asked for")
+            raise RamenError(f"k = {k}: expected at least 1")
         if not len(texts):
             return []
         for text in texts:
             check_unicode(text)
         depth = min(k + max(map(len, exclude), default=0), len(self))
         scores_nk, ids_nk = self.index.search(self.encoder.encode(list(texts)), depth)
-        found = [self._hits(scores, ids) for scores, ids in zip(scores_nk, ids_nk, strict=True)]
-        return [
-            first_hits(hits, k, left_out) for hits, left_out in zip(found, exclude or [()] * len(found), strict=True)
-        ]
+        hits_of_text = [self._make_hits(scores, ids) for scores, ids in zip(scores_nk, ids_nk, strict=True)]
+        exclude = exclude or [()] * len(hits_of_text)
+        return [first_hits(hits, k, excluded) for hits, excluded in zip(hits_of_text, exclude, strict=True)]
 
     @cached_property
     def _uids_of_text(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        uids_of_text: dict[str, list[str]] = {}
         for uid, text in zip(self.uids, self.texts, strict=True):
-            found.setdefault(" ".join(text.split()), []).append(uid)
-        return found
+            uids_of_text.setdefault(" ".join(text.split()), []).append(uid)
+        return uids_of_text
 
     def own_labels(self, uid: str, text: str) -> Collection[str]:
-        """Uids of the labels that are the query itself, as training recognised them (`data.filters`)."""
+        """Return the uids of labels that are the query itself, by the same rule as in training (`data.filters`)."""
         if self.identity == "uid":
             return (uid,)
         return self._uids_of_text.get(" ".join(text.split()), ()) if self.identity == "text" else ()
 
-    def _hits(self, scores: NDArray[np.float32], ids: NDArray[np.int64]) -> list[Hit]:
-        # lexsort: equal scores come in label order; HNSW pads with id -1 when its graph runs out
+    def _make_hits(self, scores: NDArray[np.float32], ids: NDArray[np.int64]) -> list[Hit]:
+        # lexsort puts equal scores in label order; HNSW pads with id -1 when it finds too few labels
         order = [i for i in np.lexsort((ids, -scores)) if ids[i] >= 0]
         return [Hit(self.uids[ids[i]], self.texts[ids[i]], float(scores[i])) for i in order]
 
 
 def check_unicode(text: str) -> None:
-    """Raise RamenError for a text with a lone surrogate, which no tokenizer and no UTF-8 file takes.
+    """Raise RamenError for a text with a lone surrogate, which tokenizers reject and UTF-8 cannot encode.
 
-    A command line that is not UTF-8, and JSON such as "\\ud800", give one.
+    It comes from a command line that is not UTF-8 or from JSON such as "\\ud800".
     """
     try:
         text.encode()
@@ -156,7 +161,7 @@ def check_unicode(text: str) -> None:
 
 
 def first_hits(hits: Sequence[Hit], k: int, exclude: Collection[str]) -> list[Hit]:
-    """The first k hits that are not excluded."""
+    """Return the first k hits that are not excluded."""
     return [hit for hit in hits if hit.uid not in exclude][:k]
 
 
@@ -175,7 +180,7 @@ def write_retriever(
         folder: existing directory.
         index, uids, texts: as in `Retriever`.
         encoder_files: relative name -> {bytes, sha256} of the encoder's directory.
-        facts: what a reader may want to know (kind, parameters, width); content only, no times.
+        facts: kind, parameters and width of the index. No times: equal content must give an equal file.
     """
     write_index(index, folder / INDEX_FILE)
     write_texts(folder / LABELS_FILE, uids, texts)
@@ -189,20 +194,20 @@ def write_retriever(
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """Read `retriever.json`. Raises ArtifactError when it is missing, broken or of another format."""
-    path, again = folder / FACTS_FILE, "run `ramen publish-index` again"
+    path, remedy = folder / FACTS_FILE, "run `ramen publish-index` again"
     if not path.exists():
-        raise ArtifactError(f"{path}: missing: not a retriever; run `ramen publish-index`")
-    facts: dict[str, Any] = read_json(path, dict[str, Any], remedy=again)
+        raise ArtifactError(f"{path}: missing, so {folder} is not a retriever; run `ramen publish-index`")
+    facts: dict[str, Any] = read_json(path, dict[str, Any], remedy=remedy)
     if facts.get("format") != FORMAT:
-        raise ArtifactError(f"{path}: format {shown(facts.get('format'))}, this version reads {FORMAT}; {again}")
+        raise ArtifactError(f"{path}: expected format {FORMAT}, found {shown(facts.get('format'))}; {remedy}")
     files = manifest_forms()["files"]
     for key, form in {"index": dict[str, Any], "files": files, "encoder": files}.items():
-        checked(facts.get(key), form, f"{path}: {key}", again)
+        checked(facts.get(key), form, f"{path}: {key}", remedy)
     for name in (*facts["files"], *facts["encoder"]):
         if not is_inside(name):
-            raise ArtifactError(f"{path}: {shown(name)} is not a path inside the retriever; {again}")
-    if lost := {INDEX_FILE, LABELS_FILE} - set(facts["files"]):
-        raise ArtifactError(f"{path}: files: does not list {sorted(lost)[0]}; {again}")
+            raise ArtifactError(f"{path}: {shown(name)} is not a path inside the retriever; {remedy}")
+    if missing := {INDEX_FILE, LABELS_FILE} - set(facts["files"]):
+        raise ArtifactError(f"{path}: files: does not list {sorted(missing)[0]}; {remedy}")
     return facts
 
 
@@ -210,7 +215,7 @@ def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     for name, expected in files.items():
         file = folder / name
         if not file.is_file():
-            raise ArtifactError(f"{file}: missing, though listed in {FACTS_FILE}; run `ramen publish-index` again")
+            raise ArtifactError(f"{file}: listed in {FACTS_FILE} but missing; run `ramen publish-index` again")
         if file.stat().st_size != expected["bytes"] or sha256(file) != expected["sha256"]:
             raise ArtifactError(
                 f"{file}: differs from {FACTS_FILE}: damaged or edited; run `ramen publish-index` again"

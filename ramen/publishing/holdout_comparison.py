@@ -1,9 +1,11 @@
-"""Candidate and holder on the same test documents, where the holder was evaluated on another dataset.
+"""Compare a candidate with the current champion on the candidate's test documents.
 
-Data that are ingested every day are another dataset every day, so the figures on a version's tags never fit together.
-The holder is therefore asked the candidate's test documents, and labels that it does not know are labels it misses:
-that is what it would serve today. Its vectors are searched exactly, as the candidate's were: what an index loses is
-`index.min_recall`'s matter. Documents that it was trained on flatter it; a split by time has none.
+Daily ingestion gives a new dataset every day, so the metrics that two versions were tagged with come from different
+datasets and cannot be compared. Instead the champion answers the candidate's test documents. Labels that the champion
+does not know count as missed, as they would be in serving.
+
+The champion's vectors are searched exactly, like the candidate's: losses of the index are covered by
+`index.min_recall`. Test documents that the champion was trained on inflate its metrics; a split by time has none.
 """
 
 from __future__ import annotations
@@ -22,24 +24,25 @@ from ramen.evaluation.metrics import DEPTH, apply_filter, inverse_propensity
 from ramen.evaluation.per_document import read_propensity
 from ramen.evaluation.predictions import PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import overall_and_thirds
-from ramen.index.build import held_vectors
+from ramen.index.build import stored_vectors
 from ramen.index.retriever import Retriever
-from ramen.index.statistics import evenly
+from ramen.index.statistics import sample_evenly
 from ramen.retrieval import search
 
-DOCUMENTS = 10_000
-"""Test documents that are asked at most."""
+MAX_DOCUMENTS = 10_000
+"""Test documents in a comparison at most."""
 RETRIEVE = ScoringConfig().retrieve
-"""Labels per document before filtered ones go, as in an evaluation."""
+"""Labels retrieved per document before filtering, as in an evaluation."""
 
 
 @dataclass(frozen=True)
 class HoldoutComparison:
-    """What both had on the same test documents.
+    """Metrics of both versions on the same test documents.
 
     Attributes:
-        candidate, holder: metrics in percent under the keys of metrics.json, overall and head, torso, tail.
-        documents: how many were asked.
+        candidate, holder: metrics of the candidate and of the current champion, in percent, under the keys of
+            metrics.json: overall and head, torso, tail.
+        documents: number of test documents.
     """
 
     candidate: dict[str, float]
@@ -48,42 +51,50 @@ class HoldoutComparison:
 
 
 Ask = Callable[[Retriever], HoldoutComparison]
-"""Asks a holder."""
+"""Compares the candidate with the given champion."""
 
 
-def compare_on_holdout(dataset: Path, evaluation: Path) -> Ask:
-    """What asks a retriever the test documents of a dataset, beside the predictions of an evaluation on it.
+def compare_on_holdout(champion: Retriever, *, dataset: Path, evaluation: Path) -> HoldoutComparison:
+    """Return the metrics of a candidate and of the current champion on the candidate's test documents.
 
     Args:
-        dataset: folder of the artifact.
-        evaluation: folder of the candidate's evaluation on it: predictions and propensity parameters.
+        champion: the retriever that answers the test documents.
+        dataset: folder of the candidate's dataset artifact.
+        evaluation: folder of the candidate's evaluation on it, with predictions and propensity parameters.
     """
-
-    def ask(holder: Retriever) -> HoldoutComparison:
-        problem = Dataset.read(dataset, anchors=False)
-        rows = np.array(evenly(range(len(problem.test)), DOCUMENTS), np.int64)
-        y, frequency = problem.y_test[rows], np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
-        inv_p = inverse_propensity(problem.y_train, *read_propensity(evaluation))
-
-        def measured(indices: NDArray[np.int64]) -> dict[str, float]:
-            return overall_and_thirds(indices, y, inv_p, frequency)
-
-        ours = read_labels(evaluation / PREDICTIONS, problem)[rows]
-        theirs = _answers(holder, problem, rows)
-        return HoldoutComparison(measured(ours), measured(theirs), len(rows))
-
-    return ask
+    problem = Dataset.read(dataset, anchors=False)
+    rows = np.array(sample_evenly(range(len(problem.test)), MAX_DOCUMENTS), np.int64)
+    y, frequency = problem.y_test[rows], np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
+    inv_p = inverse_propensity(problem.y_train, *read_propensity(evaluation))
+    candidate_nk = read_labels(evaluation / PREDICTIONS, problem)[rows]
+    champion_nk = _predict(champion, problem, rows)
+    return HoldoutComparison(
+        overall_and_thirds(candidate_nk, y, inv_p, frequency),
+        overall_and_thirds(champion_nk, y, inv_p, frequency),
+        len(rows),
+    )
 
 
-def _answers(holder: Retriever, problem: Dataset, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The holder's first labels of some test documents, by the problem's numbers: int64 [rows, 100], padded with L."""
+def _predict(champion: Retriever, problem: Dataset, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the champion's top labels of some test documents, as label rows of the candidate's dataset.
+
+    Args:
+        champion: retriever with its own label table; labels are matched by uid.
+        problem: the candidate's dataset, with L labels.
+        rows: int64 [n], test documents.
+
+    Returns:
+        int64 [n, 100], best first, padded with L.
+    """
     num_labels = len(problem.labels)
-    number = {uid: i for i, uid in enumerate(problem.labels.uids)}
-    known = np.array([number.get(uid, num_labels) for uid in holder.uids] + [num_labels], np.int64)  # the last: padding
+    row_of = {uid: row for row, uid in enumerate(problem.labels.uids)}
+    # dataset row of each champion label, L if it has none; the extra last entry maps the padding
+    known = np.array([row_of.get(uid, num_labels) for uid in champion.uids] + [num_labels], np.int64)
     if problem.candidates is not None:
         known[~np.isin(known, problem.candidates)] = num_labels
-    vectors = holder.encoder.encode(problem.test.at(rows.tolist()).texts)
-    compete = np.flatnonzero(known[:-1] < num_labels)  # before the cut, or labels of no account push others over it
-    found, scores = search(vectors, held_vectors(holder.index), RETRIEVE, candidates=compete)
+    vectors = champion.encoder.encode(problem.test.at(rows.tolist()).texts)
+    # exclude unknown labels before the cut to RETRIEVE, or they would push known labels over it
+    candidates = np.flatnonzero(known[:-1] < num_labels)
+    found, scores = search(vectors, stored_vectors(champion.index), RETRIEVE, candidates=candidates)
     filters: sp.csr_matrix = problem.filter_test[rows]
     return apply_filter(known[found], scores, filters, DEPTH)[0]

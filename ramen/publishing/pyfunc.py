@@ -1,4 +1,7 @@
-"""The registered model, as code that MLflow copies and runs (models-from-code): no pickle on either side."""
+"""The registered model as an MLflow pyfunc.
+
+MLflow copies this file and runs it (models-from-code), so neither logging nor loading uses pickle.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from pydantic import BaseModel
 
 from ramen.errors import RamenError
 from ramen.index.request_batching import RequestBatcher
-from ramen.index.retriever import DEFAULT_K, MOST_LABELS, Retriever
+from ramen.index.retriever import DEFAULT_K, MAX_LABELS, Retriever
 
 
 class Answer(BaseModel):
-    """The labels of one text, best first; served as a JSON object."""
+    """Labels of one text, best first; served as a JSON object."""
 
     ids: list[str]
     texts: list[str]
@@ -27,28 +30,30 @@ class RetrieverModel(PythonModel):  # type: ignore[misc]
     """`predict(["text", ...], params={"k": 10, "exclude": ["uid"]})` -> one `Answer` per text."""
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Open the files that were logged with the version."""
+        """Load the retriever from the files that were logged with the version."""
         index = Path(context.artifacts["index"]).parent
-        self.retriever = RequestBatcher(Retriever.load(Path(context.artifacts["encoder"]), index))
+        self.batcher = RequestBatcher(Retriever.load(Path(context.artifacts["encoder"]), index))
 
     def predict(
         self, context: PythonModelContext, model_input: list[str], params: dict[str, Any] | None = None
     ) -> list[Answer]:
-        """Answer each text with its k best labels, without those whose uids are excluded.
+        """Return the k best labels of each text, without those whose uids are excluded.
 
-        k is `MOST_LABELS` at most, since others wait for the same search.
+        k is at most `MAX_LABELS`: requests are batched, so a large k would slow down all of them.
         """
         k = int((params or {}).get("k", DEFAULT_K))
-        if not 1 <= k <= MOST_LABELS:  # an exception of this kind is answered with status 400, any other with 500
-            raise MlflowException.invalid_parameter_value(f"params.k is {k}: at least 1 and at most {MOST_LABELS}")
-        exclude = [str(uid) for uid in (params or {}).get("exclude", ()) if str(uid)]
-        if len(exclude) > MOST_LABELS:
+        if not 1 <= k <= MAX_LABELS:  # this exception gives status 400, any other 500
             raise MlflowException.invalid_parameter_value(
-                f"params.exclude has {len(exclude)} uids: {MOST_LABELS} at most"
+                f"params.k = {k}: expected at least 1 and at most {MAX_LABELS}"
+            )
+        exclude = [str(uid) for uid in (params or {}).get("exclude", ()) if str(uid)]
+        if len(exclude) > MAX_LABELS:
+            raise MlflowException.invalid_parameter_value(
+                f"params.exclude: expected at most {MAX_LABELS} uids, found {len(exclude)}"
             )
         try:
-            answers = self.retriever.query(model_input, k, exclude)
-        except RamenError as error:  # the request is at fault
+            answers = self.batcher.query(model_input, k, exclude)
+        except RamenError as error:  # an invalid text: the client's error
             raise MlflowException.invalid_parameter_value(str(error)) from None
         return [
             Answer(

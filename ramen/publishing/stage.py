@@ -1,26 +1,29 @@
-"""Stage `publish-index`: label embeddings -> index -> measured -> registered."""
+"""Stage `publish-index`: encode labels, build and measure the index, register it."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ramen import config
 from ramen.artifacts import Artifact, Draft, read_json, write_text
 from ramen.data.dataset import Texts
 from ramen.errors import ConfigError, RamenError, nearest
-from ramen.index.build import ann_recall, build_index, tune
+from ramen.index.build import ann_recall, build_index, tune_nprobe
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
-from ramen.index.statistics import evenly, folder_bytes, latencies, retriever_facts, version_tags
+from ramen.index.statistics import index_facts, measure_latency, sample_evenly, total_bytes, version_tags
 from ramen.publishing.holdout_comparison import Ask, compare_on_holdout
 from ramen.publishing.publish import CONTENTS_TAG, contents, publish, publish_again
 from ramen.retrieval import search
 from ramen.tracking import UNTRACKED, Tracker
 
 RECALL_SAMPLE = 10_000
+"""Queries on which the recall of the index is measured."""
 SMOKE_SAMPLE = 3
+"""Queries that a new version must answer before promotion."""
 TAGGED_SLICES = ("head", "torso", "tail")
 
 
@@ -40,32 +43,33 @@ def publish_index(
     `receipt.json` (what was registered).
 
     Raises:
-        RamenError: registration is asked for but tracking is off, or it failed; the alias is where it was.
+        RamenError: registration is requested but tracking is off, or it failed; the alias has not moved.
     """
     if index.model and track.run_id is None:
         raise RamenError(UNTRACKED)
-    evaluated = _evaluated(evaluation, index) if index.model else {}
+    evaluation_tags = _evaluation_tags(evaluation, index) if index.model else {}
     from ramen.encoder.label_vectors import LABEL_FILES, encode_labels, fused_labels
     from ramen.encoder.loading import load_trained
 
     labels = Texts.read(dataset.path / "texts" / "labels.parquet")
-    queries = evenly(Texts.read(dataset.path / "texts" / "test.parquet").texts or labels.texts, RECALL_SAMPLE)
-    sentences = load_trained(model.path, encoder)
-    labels_LD = fused_labels(model.path, encode_labels(sentences, model.path, labels.texts))
+    test_texts = Texts.read(dataset.path / "texts" / "test.parquet").texts
+    queries = sample_evenly(test_texts or labels.texts, RECALL_SAMPLE)
+    trained = load_trained(model.path, encoder)
+    labels_LD = fused_labels(model.path, encode_labels(trained, model.path, labels.texts))
     built = build_index(labels_LD, index)
     recall_k = min(index.recall_k, len(labels))
-    queries_nD = sentences.encode(queries)
+    queries_nD = trained.encode(queries)
     exact_nk, _ = search(queries_nD, labels_LD, recall_k)
     if not index.nprobe:
-        tune(built, queries_nD, exact_nk, recall_k, index.min_recall)
+        tune_nprobe(built, queries_nD, exact_nk, recall_k, index.min_recall)
     recall = ann_recall(built, queries_nD, exact_nk, recall_k)
 
     identity = dataset.counts.get("filtered_pairs", {}).get("identity", "")
-    facts = retriever_facts(built, index, labels_LD) | {"identity": identity}
-    files = {name: file for name, file in model.manifest["files"].items() if name not in LABEL_FILES}
-    write_retriever(retriever.path, built, labels.uids, labels.texts, encoder_files=files, facts=facts)
-    speed = latencies(Retriever(sentences, built, labels.uids, labels.texts), labels_LD, queries)
-    track.log(speed)
+    facts = index_facts(built, index, labels_LD) | {"identity": identity}
+    encoder_files = {name: file for name, file in model.manifest["files"].items() if name not in LABEL_FILES}
+    write_retriever(retriever.path, built, labels.uids, labels.texts, encoder_files=encoder_files, facts=facts)
+    latency = measure_latency(Retriever(trained, built, labels.uids, labels.texts), labels_LD, queries)
+    track.log(latency)
     receipt: dict[str, Any] = {
         **facts,
         f"ann_recall_at_{recall_k}": recall,
@@ -78,12 +82,12 @@ def publish_index(
         "index_bytes": float((retriever.path / INDEX_FILE).stat().st_size),
     }
     if index.model:
-        size = folder_bytes(model.path, files) + folder_bytes(retriever.path, (INDEX_FILE, LABELS_FILE))
-        tags = version_tags(facts, recall=recall, speed=speed, size=size)
-        made_of = evaluated | {"dataset": dataset.digest, "model": model.digest}
-        tags |= made_of | {CONTENTS_TAG: contents(made_of | {"index": facts})}
-        ask = compare_on_holdout(dataset.path, evaluation.path)
-        receipt["registered"], registered = _register(retriever, model, index, track, tags, queries, ask)
+        size = total_bytes(model.path, encoder_files) + total_bytes(retriever.path, (INDEX_FILE, LABELS_FILE))
+        tags = version_tags(facts, recall=recall, latency=latency, size=size)
+        inputs = evaluation_tags | {"dataset": dataset.digest, "model": model.digest}
+        tags |= inputs | {CONTENTS_TAG: contents(inputs | {"index": facts})}
+        compare = partial(compare_on_holdout, dataset=dataset.path, evaluation=evaluation.path)
+        receipt["registered"], registered = _register(retriever, model, index, track, tags, queries, compare)
         metrics |= registered
     write_text(retriever.path / "receipt.json", json.dumps(receipt, indent=1, sort_keys=True) + "\n")
     retriever.counts.update(labels=len(labels), dimension=facts["dimension"], kind=facts["kind"])
@@ -97,13 +101,13 @@ def _register(
     track: Tracker,
     tags: dict[str, str],
     queries: Sequence[str],
-    ask: Ask,
+    compare: Ask,
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """The receipt's entry and the metrics of a registration."""
+    """Register the retriever, or reuse an unchanged version; return the receipt's entry and the metrics."""
     assert track.run_id is not None
-    sample = evenly(queries, SMOKE_SAMPLE)
-    published = publish_again(tags[CONTENTS_TAG], settings=index, sample=sample, ask=ask) or publish(
-        retriever.path, model.path, run_id=track.run_id, settings=index, tags=tags, sample=sample, ask=ask
+    sample = sample_evenly(queries, SMOKE_SAMPLE)
+    published = publish_again(tags[CONTENTS_TAG], settings=index, sample=sample, ask=compare) or publish(
+        retriever.path, model.path, run_id=track.run_id, settings=index, tags=tags, sample=sample, ask=compare
     )
     version = f"{published.name}/{published.version}"
     track.tags({"ramen.model_version": version, "ramen.gate": published.refused or "passed"})
@@ -117,19 +121,19 @@ def _register(
     return entry, {"version": float(published.version), "promoted": float(published.alias is not None)}
 
 
-def _evaluated(evaluation: Artifact, index: config.IndexConfig) -> dict[str, str]:
-    """The evaluation as tags: the headline, head, torso and tail, and whatever the gate compares.
+def _evaluation_tags(evaluation: Artifact, index: config.IndexConfig) -> dict[str, str]:
+    """Return the metrics to tag: overall, head, torso, tail, and those that `index.gate` compares.
 
     Raises:
-        ConfigError: the gate compares what was not measured.
+        ConfigError: `index.gate` names a metric that the evaluation lacks.
     """
-    measured = read_json(evaluation.path / "metrics.json", dict[str, float | None])
+    metrics = read_json(evaluation.path / "metrics.json", dict[str, float | None])
     for metric in index.gate:
-        if metric not in measured:
-            raise ConfigError(f"index.gate: {metric}: not in {evaluation.path}; {nearest(metric, measured)}")
-    wanted = {key for key in measured if "/" not in key or key.split("/")[0] in TAGGED_SLICES} | set(index.gate)
-    return {key: str(measured[key]) for key in sorted(wanted & set(measured)) if _is_number(measured[key])}
+        if metric not in metrics:
+            raise ConfigError(f"index.gate: {metric}: not in {evaluation.path}; {nearest(metric, metrics)}")
+    tagged = {key for key in metrics if "/" not in key or key.split("/")[0] in TAGGED_SLICES} | set(index.gate)
+    return {key: str(metrics[key]) for key in sorted(tagged & set(metrics)) if _is_finite_number(metrics[key])}
 
 
-def _is_number(value: object) -> bool:
+def _is_finite_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

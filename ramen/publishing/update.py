@@ -1,7 +1,7 @@
-"""Add and remove labels of a published retriever, as a new version; the encoder stays as it is.
+"""Publish a new version of a retriever with labels added or removed, without training.
 
-What was trained into the index (graph parameters, inverted lists, codes) is kept. New labels are ranked by their text
-alone; context and classifiers exist only for labels that were there when the model was trained.
+The encoder and the trained parts of the index (inverted lists, codes) stay. New labels are ranked by their text only:
+label context and classifiers exist only for labels that the model was trained on.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ramen.artifacts import read_texts
 from ramen.config import IndexConfig
 from ramen.data.text_files import read_text_rows, text_lines
 from ramen.errors import DataError, Defect, RamenError
-from ramen.index.build import ann_recall, changed, held_vectors
+from ramen.index.build import ann_recall, stored_vectors, update_index
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
-from ramen.index.statistics import evenly, folder_bytes, latencies, version_tags
+from ramen.index.statistics import measure_latency, sample_evenly, total_bytes, version_tags
 from ramen.publishing.gate import ORIGIN, UPDATED_TAG, evaluated
 from ramen.publishing.publish import Published, publish
 from ramen.publishing.registry import connect, is_metric, load_version, plain_errors, resolve_version, version_folders
@@ -36,10 +36,10 @@ SMOKE_SAMPLE = 3
 
 @dataclass(frozen=True)
 class Changes:
-    """Labels to add (or to give another text) and to remove.
+    """Labels to add and to remove.
 
     Attributes:
-        added: uid -> text.
+        added: uid -> text; a known uid gets the new text.
         removed: uids.
     """
 
@@ -47,36 +47,36 @@ class Changes:
     removed: frozenset[str]
 
     def digest(self) -> str:
-        """sha256 (12 hex digits) of the changes."""
+        """Return the sha256 of the changes: 12 hex digits."""
         text = json.dumps([sorted(self.added.items()), sorted(self.removed)])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def read_changes(add: Path | None, remove: Path | None) -> Changes:
-    """Read labels to add (JSON lines, CSV, TSV or Parquet with `uid` and `text`) and to remove (a uid per line).
+    """Read labels to add (JSON lines, CSV, TSV or Parquet with `uid` and `text`) and to remove (one uid per line).
 
     Raises:
-        DataError: a line is broken, a uid comes twice, or is both added and removed.
+        DataError: a line is broken, or a uid is listed twice or in both files.
     """
     added: dict[str, str] = {}
-    for where, uid, text in read_text_rows(add, "label") if add else ():
+    for line, uid, text in read_text_rows(add, "label") if add else ():
         assert uid is not None
         if uid in added:
-            raise DataError(Defect(str(add), f"label {uid!r} comes twice", "give every label once", line=where))
+            raise DataError(Defect(str(add), f"label {uid!r} is listed twice", "list every label once", line=line))
         added[uid] = text
     removed: set[str] = set()
     if remove:
         removed = {line.strip() for line in text_lines(remove) if line.strip()}
-    for path, given in ((add, added), (remove, removed)):
-        if path and not given:
+    for path, labels in ((add, added), (remove, removed)):
+        if path and not labels:
             raise DataError(Defect(str(path), "expected labels, found none"))
     if both := sorted(removed & set(added)):
-        raise DataError(Defect(str(remove), f"label {both[0]!r} is also in {add}", "a label is added or removed"))
+        raise DataError(Defect(str(remove), f"label {both[0]!r} is also in {add}", "list it in one of the two files"))
     return Changes(added, frozenset(removed))
 
 
 def publish_update(version: str, changes: Changes, settings: IndexConfig) -> Published:
-    """Publish a version with other labels, under an MLflow run of its own.
+    """Publish a version with changed labels, in a separate MLflow run.
 
     Args:
         version: number or alias of the version to start from.
@@ -84,80 +84,82 @@ def publish_update(version: str, changes: Changes, settings: IndexConfig) -> Pub
         settings: names and gate.
 
     Raises:
-        RamenError: as `updated` and `publish`, or tracking is off; nothing is registered then.
+        RamenError: as in `build_update` and `publish`, or tracking is off; nothing is registered then.
     """
     if tracking_is_off():
-        raise RamenError("an updated index is registered in MLflow, but tracking is off: unset RAMEN_TRACKING")
-    with updated(settings.model, version, changes, settings) as made, open_tracker("index-update") as track:
-        folder, encoder_dir, tags = made
+        raise RamenError("index-update: registers a version in MLflow, but tracking is off; unset RAMEN_TRACKING")
+    with build_update(settings.model, version, changes, settings) as built, open_tracker("index-update") as track:
+        folder, encoder_dir, tags = built
         assert track.run_id is not None
         track.tags({key: tags[key] for key in (UPDATED_TAG, "labels.added", "labels.removed")})
-        return publish(folder, encoder_dir, run_id=track.run_id, settings=settings, tags=tags, sample=sample_of(folder))
+        sample = _smoke_texts(folder)
+        return publish(folder, encoder_dir, run_id=track.run_id, settings=settings, tags=tags, sample=sample)
 
 
 @contextmanager
-def updated(
+def build_update(
     name: str, version: str, changes: Changes, settings: IndexConfig
 ) -> Iterator[tuple[Path, Path, dict[str, str]]]:
-    """Make the changed retriever in a temporary folder.
+    """Build the changed retriever in a temporary folder.
 
     Yields:
-        its folder, the encoder's folder, and the tags of the version to come.
+        The retriever's folder, the encoder's folder, and the tags for the new version.
 
     Raises:
-        RamenError: no such version, a uid to remove is not in it, nothing would change, or no label would be left.
+        RamenError: there is no such version, it lacks a uid to remove, nothing would change, or no label would be left.
     """
     number = resolve_version(name, version)
     with plain_errors(f"reading {name} version {number}"):
-        before = connect().get_model_version(name, str(number)).tags
+        old_tags = connect().get_model_version(name, str(number)).tags
     old = load_version(name, str(number))
     with version_folders(name, number) as (encoder_dir, index_dir), tempfile.TemporaryDirectory() as scratch:
-        facts = read_facts(index_dir)
-        keep, new = _plan(name, number, old, changes)
-        vectors = old.encoder.encode(new[1]) if new[0] else np.zeros((0, facts["index"]["dimension"]), np.float32)
-        index = changed(old.index, keep, vectors)
-        uids = [old.uids[i] for i in keep] + new[0]
-        texts = [old.texts[i] for i in keep] + new[1]
-        now = Retriever(old.encoder, index, uids, texts, old.identity)
+        old_facts = read_facts(index_dir)
+        keep, new_uids, new_texts = _plan_rows(name, number, old, changes)
+        no_vectors = np.zeros((0, old.index.d), np.float32)
+        new_nD = old.encoder.encode(new_texts) if new_uids else no_vectors
+        index = update_index(old.index, keep, new_nD)
+        uids = [old.uids[i] for i in keep] + new_uids
+        texts = [old.texts[i] for i in keep] + new_texts
+        updated = Retriever(old.encoder, index, uids, texts, old.identity)
         folder = Path(scratch)
-        said = facts["index"] | {"labels": len(uids), "updated_from": f"{name}/{number}"}
-        write_retriever(folder, index, uids, texts, encoder_files=facts["encoder"], facts=said)
-        sample = evenly(texts, RECALL_SAMPLE)
-        rows = held_vectors(index)
-        queries_nD, k = now.encoder.encode(sample), min(settings.recall_k, len(uids))
-        recall = ann_recall(index, queries_nD, search(queries_nD, rows, k)[0], k)
-        # what a compressed index holds finds itself; what its codes lost, the version that it came from was asked
-        recall = min(recall, float(before["ann_recall"])) if "ann_recall" in before else recall
-        size = folder_bytes(encoder_dir, facts["encoder"]) + folder_bytes(folder, (INDEX_FILE, LABELS_FILE))
-        tags = version_tags(said, recall=recall, speed=latencies(now, rows, sample), size=size)
-        # other labels make other figures: what was measured on the old ones is the origin's, for the gate alone
-        origin = evaluated(before)
+        facts = old_facts["index"] | {"labels": len(uids), "updated_from": f"{name}/{number}"}
+        write_retriever(folder, index, uids, texts, encoder_files=old_facts["encoder"], facts=facts)
+        sample = sample_evenly(texts, RECALL_SAMPLE)
+        labels_LD = stored_vectors(index)
+        queries_nD, k = updated.encoder.encode(sample), min(settings.recall_k, len(uids))
+        recall = ann_recall(index, queries_nD, search(queries_nD, labels_LD, k)[0], k)
+        # this recall is relative to the stored vectors; the old version's tag includes what compression lost
+        recall = min(recall, float(old_tags["ann_recall"])) if "ann_recall" in old_tags else recall
+        size = total_bytes(encoder_dir, old_facts["encoder"]) + total_bytes(folder, (INDEX_FILE, LABELS_FILE))
+        tags = version_tags(facts, recall=recall, latency=measure_latency(updated, labels_LD, sample), size=size)
+        # metrics of the old labels do not describe the new version; the gate reads them under the prefix ORIGIN
+        origin = evaluated(old_tags)
         tags |= {f"{ORIGIN}{key}": value for key, value in origin.items() if key == "dataset" or is_metric(key)}
-        tags |= {"dataset": f"{before.get('dataset', '')}+{changes.digest()}", "model": before.get("model", "")}
+        tags |= {"dataset": f"{old_tags.get('dataset', '')}+{changes.digest()}", "model": old_tags.get("model", "")}
         tags |= {UPDATED_TAG: str(number), "labels.added": str(len(changes.added)),
                  "labels.removed": str(len(changes.removed))}  # fmt: skip
         yield folder, encoder_dir, tags
 
 
-def _plan(
+def _plan_rows(
     name: str, number: int, old: Retriever, changes: Changes
-) -> tuple[NDArray[np.int64], tuple[list[str], list[str]]]:
-    """Rows that stay, and the uids and texts that come after them."""
+) -> tuple[NDArray[np.int64], list[str], list[str]]:
+    """Return the rows that stay, and the uids and texts that are appended after them."""
     row_of = {uid: row for row, uid in enumerate(old.uids)}
     if missing := sorted(changes.removed - set(row_of)):
-        raise RamenError(f"{name} version {number} has no label {missing[0]!r} to remove; take it off the list")
+        raise RamenError(f"{name} version {number}: has no label {missing[0]!r} to remove; delete it from the list")
     new = {uid: text for uid, text in changes.added.items() if uid not in row_of or old.texts[row_of[uid]] != text}
-    gone = {row_of[uid] for uid in changes.removed} | {row_of[uid] for uid in new if uid in row_of}
-    if not new and not gone:
-        raise RamenError(f"{name} version {number} already has exactly these labels; nothing to publish")
-    keep = np.array([row for row in range(len(old)) if row not in gone], np.int64)
+    dropped = {row_of[uid] for uid in changes.removed} | {row_of[uid] for uid in new if uid in row_of}
+    if not new and not dropped:
+        raise RamenError(f"{name} version {number}: already has exactly these labels; there is nothing to publish")
+    keep = np.array([row for row in range(len(old)) if row not in dropped], np.int64)
     if not len(keep) and not new:
-        raise RamenError(f"this would remove every label of {name} version {number}")
-    return keep, (list(new), list(new.values()))
+        raise RamenError(f"{name} version {number}: the update would remove every label; keep or add at least one")
+    return keep, list(new), list(new.values())
 
 
-def sample_of(folder: Path) -> Sequence[str]:
-    """Some label texts of a retriever's folder, to ask the new version with."""
+def _smoke_texts(folder: Path) -> Sequence[str]:
+    """Return some label texts of a retriever's folder, as smoke queries for the new version."""
     assert (folder / FACTS_FILE).is_file()
     texts = read_texts(folder / LABELS_FILE)[1]
     return [text for text in texts if text.strip()][:SMOKE_SAMPLE]

@@ -1,1 +1,1 @@
-"""A page to look at published versions with: their labels side by side, and why a label is there."""
+"""HTTP server for published versions, with a page that compares them and explains their labels."""

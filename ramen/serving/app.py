@@ -1,13 +1,13 @@
-"""The server behind `ramen serve`: queries over HTTP, and a page that sets two versions side by side.
+"""The application behind `ramen serve`: queries over HTTP, and a page that shows two versions side by side.
 
     GET  /healthz                               {"status": "ok"}
-    GET  /api/versions                          versions, newest first, with aliases and figures
-    POST /api/query  {"text", "k", "version", "explain", "exclude"}   labels of one version, without excluded uids
+    GET  /api/versions                          versions, newest first, with aliases and metrics
+    POST /api/query  {"text", "k", "version", "explain", "exclude"}   labels from one version
     GET  /                                      the page (with --ui)
 
-A version given by alias is looked up again every `LOOK_AGAIN` seconds; when the alias has moved, the new version is
-loaded while the old one still answers. All texts of a version, those of explanations included, are encoded in the
-thread of its `RequestBatcher`. What is accepted of a request is in `limits`.
+An alias is resolved again every `ALIAS_REFRESH_SECONDS`. If it has moved, the new version is loaded in the background
+while the old one keeps answering. All texts for a version, including those of explanations, are encoded in the thread
+of its `RequestBatcher`. `limits` validates requests.
 """
 
 from __future__ import annotations
@@ -26,49 +26,54 @@ from pydantic_core import PydanticCustomError
 
 from ramen.errors import RamenError, warn
 from ramen.index.request_batching import RequestBatcher
-from ramen.index.retriever import DEFAULT_K, MOST_LABELS
+from ramen.index.retriever import DEFAULT_K, MAX_LABELS
 from ramen.publishing.registry import UnknownVersion, load_version, resolve_version, version_number, versions
 from ramen.serving.explain import TrainingGraph
 from ramen.serving.limits import BodyLimit, JsonRoute, refuse_invalid
 
-LOOK_AGAIN = 30.0
+ALIAS_REFRESH_SECONDS = 30.0
 LOAD_SECONDS = 60.0
-"""For which a request waits while other versions are loaded."""
-MOST_TEXT, MOST_UID, MOST_VERSIONS = 10_000, 1_000, 4
-MOST_EXPLAINED = 100
-"""Labels of an answer that are explained: the anchors of each are encoded."""
+"""How long a request waits for other versions to load."""
+MAX_TEXT_CHARACTERS, MAX_UID_CHARACTERS = 10_000, 1_000
+MAX_VERSIONS = 4
+"""Versions in memory."""
+MAX_EXPLAINED = 100
+"""Labels of an answer that are explained; each costs the encoding of its anchors."""
 PAGE = Path(__file__).with_name("page.html")
-POLICY = (
+SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing from elsewhere is loaded, and the page is framed by nobody."""
-OUT_OF_REACH = "the model registry cannot be used at the moment; the server's log says why"
+"""The page loads nothing from other hosts and cannot be framed."""
+UNAVAILABLE = "the model registry is unavailable; see the server's log"
 
 
-class Refusal(BaseModel):
-    """Why a request is refused."""
+class ErrorResponse(BaseModel):
+    """Why a request was refused."""
 
     detail: str
 
 
-class Query(BaseModel):
-    """A query: a text, how many labels to return, and which version answers.
-
-    Attributes:
-        text: at least one character that is not white space.
-        k: labels.
-        version: number or alias; "" = the version that the server was started with.
-        explain: add the anchors of the first `MOST_EXPLAINED` labels.
-        exclude: uids of labels that are left out.
-    """
+class QueryRequest(BaseModel):
+    """A text to find labels for, and the version that answers."""
 
     model_config = ConfigDict(extra="forbid")
-    text: str = Field(min_length=1, max_length=MOST_TEXT, json_schema_extra={"pattern": r"\S"})
-    k: StrictInt = Field(DEFAULT_K, ge=1, le=MOST_LABELS)
-    version: str = Field("", max_length=200)
-    explain: StrictBool = False
-    exclude: list[Annotated[str, Field(max_length=MOST_UID)]] = Field(default_factory=list, max_length=MOST_LABELS)
+    text: str = Field(
+        min_length=1,
+        max_length=MAX_TEXT_CHARACTERS,
+        description="Query text with at least one character that is not white space.",
+        json_schema_extra={"pattern": r"\S"},
+    )
+    k: StrictInt = Field(DEFAULT_K, ge=1, le=MAX_LABELS, description="Number of labels to return.")
+    version: str = Field(
+        "", max_length=200, description="Version number or alias; empty: the version that the server was started with."
+    )
+    explain: StrictBool = Field(
+        False, description=f"Return anchors of the training graph for the first {MAX_EXPLAINED} labels."
+    )
+    exclude: list[Annotated[str, Field(max_length=MAX_UID_CHARACTERS)]] = Field(
+        default_factory=list, max_length=MAX_LABELS, description="Uids of labels to leave out."
+    )
 
     @field_validator("text")
     @classmethod
@@ -79,74 +84,75 @@ class Query(BaseModel):
 
 
 @dataclass
-class Loaded:
-    """A version in memory."""
+class LoadedVersion:
+    """A version in memory; `last_used` is in seconds of `time.monotonic`."""
 
     number: int
-    combiner: RequestBatcher
+    batcher: RequestBatcher
     dataset: str
-    used: float
+    last_used: float
 
 
-class Versions:
-    """The versions in memory, at most `MOST_VERSIONS`; the one unused for longest goes.
+class VersionCache:
+    """Up to `MAX_VERSIONS` versions in memory; the least recently used one is evicted.
 
-    Several threads may call `get`. One version is loaded at a time, while those in memory answer.
+    Thread-safe. One version is loaded at a time; loaded versions keep answering meanwhile.
     """
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self._loaded: dict[int, Loaded] = {}
+        self._loaded: dict[int, LoadedVersion] = {}
         self._aliases: dict[str, tuple[int, float]] = {}
-        self._lock, self._loading = threading.Lock(), threading.Lock()
+        """Alias -> version number, and when it was resolved."""
+        self._lock, self._load_lock = threading.Lock(), threading.Lock()
 
-    def get(self, version: str) -> Loaded:
-        """A version by number or alias.
+    def get(self, version: str) -> LoadedVersion:
+        """Return a version by number or alias, loading it if necessary.
 
         Raises:
-            UnknownVersion: there is none.
-            RamenError: the registry cannot be used, the version does not load, or others have been loading for
-                `LOAD_SECONDS`.
+            UnknownVersion: there is no such version.
+            RamenError: the registry is unavailable, the version does not load, or other versions took longer than
+                `LOAD_SECONDS` to load.
         """
-        number = self._number(version)
+        number = self._resolve(version)
         with self._lock:
-            found = self._loaded.get(number)
-        if found is None:
-            if not self._loading.acquire(timeout=LOAD_SECONDS):
-                raise RamenError(f"version {number}: waited {LOAD_SECONDS:g} s for other versions to load; try again")
+            loaded = self._loaded.get(number)
+        if loaded is None:
+            if not self._load_lock.acquire(timeout=LOAD_SECONDS):
+                raise RamenError(f"version {number}: other versions were loading for {LOAD_SECONDS:g} s; try again")
             try:
-                found = self._load(number)
+                loaded = self._load(number)
             finally:
-                self._loading.release()
-        found.used = time.monotonic()
-        return found
+                self._load_lock.release()
+        loaded.last_used = time.monotonic()
+        return loaded
 
-    def _number(self, version: str) -> int:
+    def _resolve(self, version: str) -> int:
+        """Return the number of a version; a known alias is answered from memory and refreshed in the background."""
         number = version_number(version)
         with self._lock:
             if number in self._loaded:
                 return self._loaded[number].number
             known = self._aliases.get(version)
-            stale = known is not None and time.monotonic() - known[1] >= LOOK_AGAIN
+            stale = known is not None and time.monotonic() - known[1] >= ALIAS_REFRESH_SECONDS
             if known is not None and stale:
-                self._aliases[version] = (known[0], time.monotonic())  # no other request looks again now
+                self._aliases[version] = (known[0], time.monotonic())  # only this request starts a refresh
         if known is None:
-            found = resolve_version(self.model, version)
+            resolved = resolve_version(self.model, version)
             if number is None:
                 with self._lock:
-                    self._aliases[version] = (found, time.monotonic())
-            return found
+                    self._aliases[version] = (resolved, time.monotonic())
+            return resolved
         if stale:
-            # the old version answers while the registry answers and a new version is loaded
-            threading.Thread(target=self._follow, args=(version, known[0]), daemon=True).start()
+            threading.Thread(target=self._refresh_alias, args=(version, known[0]), daemon=True).start()
         return known[0]
 
-    def _follow(self, alias: str, known: int) -> None:
-        """Load the version that an alias points to now; while the registry is out of reach, the old one answers."""
+    def _refresh_alias(self, alias: str, known: int) -> None:
+        """Load the version that an alias points to now; if that fails, the alias stays at the known version."""
         try:
             number = resolve_version(self.model, alias)
             if number != known:
-                with self._loading:
+                with self._load_lock:
                     self._load(number)
         except RamenError as error:
             warn(f"alias {alias!r} stays at version {known}: {error}")
@@ -154,39 +160,39 @@ class Versions:
         with self._lock:
             self._aliases[alias] = (number, time.monotonic())
 
-    def _load(self, number: int) -> Loaded:
-        """Load a version unless it is in memory; the caller holds `_loading`."""
+    def _load(self, number: int) -> LoadedVersion:
+        """Load a version unless it is in memory; the caller holds `_load_lock`."""
         with self._lock:
-            found = self._loaded.get(number)
-        if found is not None:
-            return found
-        tags = next((one.tags for one in versions(self.model) if one.number == number), {})
-        found = Loaded(
-            number, RequestBatcher(load_version(self.model, str(number))), tags.get("dataset", ""), time.monotonic()
-        )
+            loaded = self._loaded.get(number)
+        if loaded is not None:
+            return loaded
+        tags = next((version.tags for version in versions(self.model) if version.number == number), {})
+        batcher = RequestBatcher(load_version(self.model, str(number)))
+        loaded = LoadedVersion(number, batcher, tags.get("dataset", ""), time.monotonic())
         with self._lock:
-            self._loaded[number] = found
-            while len(self._loaded) > MOST_VERSIONS:
-                del self._loaded[min(self._loaded, key=lambda number: self._loaded[number].used)]
-        return found
+            self._loaded[number] = loaded
+            while len(self._loaded) > MAX_VERSIONS:
+                del self._loaded[min(self._loaded, key=lambda number: self._loaded[number].last_used)]
+        return loaded
 
 
 def make_app(model: str, version: str = "champion", *, ui: bool = False, graph: TrainingGraph | None = None) -> FastAPI:
-    """The application.
+    """Return the application.
 
     Args:
         model: registered model.
-        version: that answers when a request names none; it is loaded at once.
-        ui: with the page.
-        graph: of the run that trained it; labels are then described and explained.
+        version: default version of a request, by number or alias; it is loaded at once.
+        ui: whether to serve the page.
+        graph: training graph of the run that trained the version; with it, labels are described and explained.
 
     Raises:
         RamenError: there is no such version, or it does not load.
     """
-    known = Versions(model)
-    known.get(version)
+    cache = VersionCache(model)
+    cache.get(version)
     app = FastAPI(
         title="ramen",
+        description="Labels of texts from the registered versions of a retriever.",
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/openapi.json",
@@ -195,62 +201,78 @@ def make_app(model: str, version: str = "champion", *, ui: bool = False, graph: 
     app.router.route_class = JsonRoute
     app.add_middleware(BodyLimit)
 
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
+    @app.get("/healthz", summary="Health check")
+    async def check_health() -> dict[str, str]:
+        """Return status ok; the default version has been loaded by then."""
         return {"status": "ok"}
 
-    @app.get("/api/versions", responses={503: {"model": Refusal}})
-    def listed() -> list[dict[str, Any]]:
+    @app.get("/api/versions", summary="List versions", responses={503: {"model": ErrorResponse}})
+    def list_versions() -> list[dict[str, Any]]:
+        """Return the registered versions, newest first, with aliases and metrics.
+
+        `answers` is true if the version passed its smoke query.
+        """
         try:
-            found = versions(model)
+            registered = versions(model)
         except RamenError as error:
             raise _unavailable(error) from None
         return [
             {"version": one.number, "aliases": one.aliases, "created": one.created, "metrics": one.metrics,
              "index": one.tags.get("index", ""), "labels": one.tags.get("labels", ""),
              "answers": one.tags.get("smoke") == "passed"}
-            for one in found
+            for one in registered
         ]  # fmt: skip
 
-    @app.post("/api/query", responses={code: {"model": Refusal} for code in (404, 408, 413, 415, 503)})
-    def query(asked: Query) -> dict[str, Any]:
+    error_responses: dict[int | str, dict[str, Any]] = {
+        code: {"model": ErrorResponse} for code in (404, 408, 413, 415, 503)
+    }
+
+    @app.post("/api/query", summary="Find labels", responses=error_responses)
+    def query(request: QueryRequest) -> dict[str, Any]:
+        """Return the k best labels of a text, best first, with their cosine as `score`.
+
+        If the server has the artifacts of a run, each label has its number of training documents and its frequency
+        bin (head, torso, tail). `same_dataset` tells whether the version was trained on the dataset of these artifacts.
+        """
         start = time.perf_counter()
         try:
-            found = known.get(asked.version or version)
+            loaded = cache.get(request.version or version)
         except UnknownVersion as error:
             raise HTTPException(404, str(error)) from None
         except RamenError as error:
             raise _unavailable(error) from None
-        hits = found.combiner.query([asked.text], asked.k, asked.exclude)[0]
-        took = 1000 * (time.perf_counter() - start)
+        hits = loaded.batcher.query([request.text], request.k, request.exclude)[0]
+        milliseconds = 1000 * (time.perf_counter() - start)
         labels: list[dict[str, Any]] = [{"uid": hit.uid, "text": hit.text, "score": hit.score} for hit in hits]
         if graph is not None:
             for label in labels:
                 label |= graph.describe(label["uid"])
-            if asked.explain:
-                explained, encode = labels[:MOST_EXPLAINED], found.combiner.encode
-                anchors = graph.explain(encode([asked.text])[0], [label["uid"] for label in explained], encode)
-                for label, why in zip(explained, anchors, strict=True):
-                    label["anchors"] = why
+            if request.explain:
+                explained, encode = labels[:MAX_EXPLAINED], loaded.batcher.encode
+                uids = [label["uid"] for label in explained]
+                anchors_of_labels = graph.explain(encode([request.text])[0], uids, encode)
+                for label, anchors in zip(explained, anchors_of_labels, strict=True):
+                    label["anchors"] = anchors
         return {
-            "version": found.number,
+            "version": loaded.number,
             "labels": labels,
-            "ms": round(took, 2),
+            "ms": round(milliseconds, 2),
             "explained": graph is not None,
-            "same_dataset": graph is not None and found.dataset == graph.digest,
+            "same_dataset": graph is not None and loaded.dataset == graph.digest,
         }
 
     if ui:
 
-        @app.get("/", response_class=HTMLResponse)
+        @app.get("/", summary="Comparison page", response_class=HTMLResponse)
         def page() -> HTMLResponse:
-            headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+            """Return the page that shows two versions side by side."""
+            headers = {"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"}
             return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
 
     return app
 
 
 def _unavailable(error: RamenError) -> HTTPException:
-    """Status 503; the reason goes to the log alone, since it names hosts and paths."""
+    """Return status 503; the reason is only logged, because it names hosts and paths."""
     warn(error)
-    return HTTPException(503, OUT_OF_REACH)
+    return HTTPException(503, UNAVAILABLE)

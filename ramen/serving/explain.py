@@ -1,4 +1,4 @@
-"""What is known of a label from training: how frequent it is, and its anchors in the training graph."""
+"""Explain labels from training data: their frequency, and their anchors in the training graph."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ramen.errors import ArtifactError
 from ramen.evaluation.quantiles import head_torso_tail
 from ramen.graph.metadata import read_graphs
 
-MOST_ANCHORS = 30
-"""Anchors of a label that are compared with the query."""
-SHOWN = 3
-"""Of these, how many are shown: those nearest to the query."""
+MAX_CANDIDATES = 30
+"""Anchors per label and set that are compared with the query."""
+MAX_SHOWN = 3
+"""Anchors per label in an answer: those nearest to the query."""
 
 
 class TrainingGraph:
-    """Frequencies and pruned graphs of a run, by label uid.
+    """Label frequencies and anchor graphs of a training run, by label uid.
 
     Args:
         folder: artifacts of a run: `dataset`, and `pruned_graph` or `graph`.
 
     Raises:
-        ArtifactError: they are missing or damaged.
+        ArtifactError: an artifact is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class TrainingGraph:
         self.texts = {name: problem.anchor_sets[name].texts.texts for name in self.graphs}
 
     def describe(self, uid: str) -> dict[str, object]:
-        """`bin` (head, torso, tail) and `documents` (of the training set) of a label; empty for an unknown one."""
+        """Return a label's `bin` (head, torso, tail) and number of training `documents`; empty if it is unknown."""
         row = self.row_of.get(uid)
         if row is None:
             return {}
@@ -55,7 +55,7 @@ class TrainingGraph:
     def explain(
         self, query: NDArray[np.float32], uids: Sequence[str], encode: Callable[[list[str]], NDArray[np.float32]]
     ) -> list[list[dict[str, object]]]:
-        """The anchors of each label that are nearest to a query, nearest first.
+        """Return the anchors of each label that are nearest to a query, nearest first.
 
         Args:
             query: float32 [D], unit norm.
@@ -63,27 +63,28 @@ class TrainingGraph:
             encode: texts -> float32 [n, D], unit norm.
 
         Returns:
-            Per label at most `SHOWN` of {set, text, cosine}.
+            For each label at most `MAX_SHOWN` of {set, text, cosine}.
         """
-        found = [
+        anchors_of_labels = [
             [(name, self.texts[name][anchor]) for name in self.graphs for anchor in self._anchors(name, uid)]
             for uid in uids
         ]
-        distinct = sorted({text for anchors in found for _, text in anchors})
+        distinct = sorted({text for anchors in anchors_of_labels for _, text in anchors})
         if not distinct:
             return [[] for _ in uids]
         cosine = dict(zip(distinct, (encode(distinct) @ query).tolist(), strict=True))
         return [
             [
                 {"set": name, "text": text, "cosine": round(cosine[text], 4)}
-                for name, text in sorted(set(anchors), key=lambda one: (-cosine[one[1]], one))[:SHOWN]
+                for name, text in sorted(set(anchors), key=lambda anchor: (-cosine[anchor[1]], anchor))[:MAX_SHOWN]
             ]
-            for anchors in found
+            for anchors in anchors_of_labels
         ]
 
     def _anchors(self, name: str, uid: str) -> NDArray[np.int32]:
+        """Return up to `MAX_CANDIDATES` anchor rows of a label in one anchor set."""
         row, graph = self.row_of.get(uid), self.graphs[name]
         if row is None:
             return np.zeros(0, np.int32)
         anchors: NDArray[np.int32] = graph.indices[graph.indptr[row] : graph.indptr[row + 1]]
-        return anchors[:MOST_ANCHORS]
+        return anchors[:MAX_CANDIDATES]

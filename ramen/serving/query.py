@@ -1,4 +1,4 @@
-"""Ask a published retriever, one text or a file of them, and give its answer for people or for machines."""
+"""Query a published retriever with one text or a file of texts, and format or write the answers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ramen.errors import DataError, Defect, RamenError
 from ramen.index.retriever import DEFAULT_K, Hit
 
 BLOCK = 4096
-"""Queries of a file answered at a time."""
+"""Queries of a file that are answered in one batch."""
 COLUMNS = ("query", "text", "rank", "label", "label_text", "score")
-"""Of a file of answers: uid (or line) and text of the query, rank from 1, uid and text of the label, cosine."""
+"""Columns of answers: uid (or line) and text of the query, rank from 1, uid and text of the label, cosine."""
 
 
 def answer(text: str, *, k: int = DEFAULT_K, model: str = "ramen", version: str = "champion") -> list[Hit]:
-    """The k best labels of a text, from a registered version (number or alias). Raises RamenError."""
+    """Return the k best labels of a text from a registered version (number or alias). Raises RamenError."""
     from ramen.publishing.registry import load_version
 
     return load_version(model, version).query([text], k)[0]
@@ -32,7 +32,7 @@ def answer(text: str, *, k: int = DEFAULT_K, model: str = "ramen", version: str 
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a file: the line on which it begins, from 1, its uid if the file has uids, its text."""
+    """One query of a file: the line where it begins (from 1), its uid if the file has uids, its text."""
 
     line: int
     uid: str | None
@@ -40,7 +40,7 @@ class Query:
 
     @property
     def name(self) -> str:
-        """What its answers are found by: the uid, else the number of the line."""
+        """The uid, else the line number: the value of the column `query` in the answers."""
         return str(self.line) if self.uid is None else self.uid
 
 
@@ -48,18 +48,17 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
     """Answer every query of a file.
 
     Args:
-        path: JSON lines, CSV, TSV or Parquet with the columns `text` and, optionally, `uid`; any other suffix: a query
-            per line. A query without a uid is named by the number of its line; of a query with one, the label that is
-            the query itself is left out, as in evaluation.
-        out: file of the columns `COLUMNS`, best label first; its suffix is one of `FORMATS`.
-        k: labels of each query.
+        path: JSON lines, CSV, TSV or Parquet with the columns `text` and optionally `uid`; any other suffix: one query
+            per line. For a query with a uid, the label that is the query itself is left out, as in evaluation.
+        out: file to write, with the columns `COLUMNS`, best label first; its suffix is one of `FORMATS`.
+        k: labels per query.
         model, version: registered model; version by number or alias.
 
     Returns:
-        How many queries were answered.
+        The number of queries.
 
     Raises:
-        RamenError: no such version, or the suffix of `out` is another; DataError: a query is broken.
+        RamenError: there is no such version, or `out` has another suffix; DataError: a query is broken.
     """
     from ramen.publishing.registry import load_version
     from ramen.training.progress import Progress
@@ -68,16 +67,16 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
         formats = ", ".join(FORMATS)
         raise RamenError(f"{out}: answers cannot be written as {out.suffix or 'a file without suffix'}; use {formats}")
     if os.path.realpath(out) == os.path.realpath(path):
-        raise RamenError(f"{out}: holds the queries; give the answers another name")
-    queries = list(_queries(path))
+        raise RamenError(f"{out}: holds the queries; write the answers to another file")
+    queries = list(read_queries(path))
     if not queries:
         raise DataError(Defect(str(path), "expected queries, found none"))
     retriever, progress = load_version(model, version), Progress("query", len(queries), "queries")
-    rest = iter(queries)
-    with replacing(out) as beside, FORMATS[out.suffix.lower()](beside) as write:
-        while block := list(islice(rest, BLOCK)):
-            own = [() if query.uid is None else retriever.own_labels(query.uid, query.text) for query in block]
-            answers = retriever.query([query.text for query in block], k, own)
+    remaining = iter(queries)
+    with replacing(out) as temporary, FORMATS[out.suffix.lower()](temporary) as write:
+        while block := list(islice(remaining, BLOCK)):
+            exclude = [() if query.uid is None else retriever.own_labels(query.uid, query.text) for query in block]
+            answers = retriever.query([query.text for query in block], k, exclude)
             write(
                 [
                     (query.name, query.text, rank, hit.uid, hit.text, hit.score)
@@ -89,14 +88,14 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
     return len(queries)
 
 
-def _queries(path: Path) -> Iterator[Query]:
-    """Queries of a file. Raises DataError for a uid that comes twice: its answers would be ambiguous."""
+def read_queries(path: Path) -> Iterator[Query]:
+    """Yield the queries of a file. Raises DataError for a uid that occurs twice: its answers would be ambiguous."""
     if path.suffix.lower() in TABLES:
         seen: dict[str, int] = {}
         for line, uid, text in read_text_rows(path, "query", uid_optional=True):
             if uid is not None and (first := seen.setdefault(uid, line)) != line:
-                expected = f"query {uid!r} is already on line {first}"
-                raise DataError(Defect(str(path), expected, "give every query a different uid", line))
+                defect = f"query {uid!r} is already on line {first}"
+                raise DataError(Defect(str(path), defect, "give every query a different uid", line))
             yield Query(line, uid, text)
         return
     lines = enumerate(text_lines(path), 1)
@@ -108,7 +107,7 @@ Write = Callable[[Sequence[Row]], None]
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Write]:
+def _open_parquet(path: Path) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -124,7 +123,7 @@ def _parquet(path: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def _separated(separator: str, path: Path) -> Iterator[Write]:
+def _open_separated(separator: str, path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, delimiter=separator, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -132,7 +131,7 @@ def _separated(separator: str, path: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def _json_lines(path: Path) -> Iterator[Write]:
+def _open_json_lines(path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as stream:
         yield lambda rows: stream.writelines(
             json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) + "\n" for row in rows
@@ -140,16 +139,16 @@ def _json_lines(path: Path) -> Iterator[Write]:
 
 
 FORMATS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
-    ".parquet": _parquet,
-    ".csv": partial(_separated, ","),
-    ".tsv": partial(_separated, "\t"),
-    ".jsonl": _json_lines,
+    ".parquet": _open_parquet,
+    ".csv": partial(_open_separated, ","),
+    ".tsv": partial(_open_separated, "\t"),
+    ".jsonl": _open_json_lines,
 }
-"""Suffix of a file of answers -> what writes it."""
+"""Suffix of a file of answers -> context manager that yields a function to write rows."""
 
 
-def as_table(hits: Sequence[Hit]) -> str:
-    """A plain table: rank, cosine, uid, text."""
+def format_table(hits: Sequence[Hit]) -> str:
+    """Return a plain-text table: rank, cosine, uid, text."""
     if not hits:
         return "no labels"
     width = max(3, *(len(hit.uid) for hit in hits))
@@ -157,6 +156,6 @@ def as_table(hits: Sequence[Hit]) -> str:
     return "\n".join([f"{'rank':>4}  {'cosine':>6}  {'uid':<{width}}  text", *rows])
 
 
-def as_json(hits: Sequence[Hit]) -> str:
-    """A JSON list of {uid, text, score}, best first."""
+def format_json(hits: Sequence[Hit]) -> str:
+    """Return a JSON list of {uid, text, score}, best first."""
     return json.dumps([asdict(hit) for hit in hits], ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""Several processes that train as one: each encodes a share of a step's texts, all see all vectors.
+"""Data-parallel training: each process encodes a share of a step's texts, and all processes see all vectors.
 
-The loss of a step is a function of all its vectors, so every process computes it whole, on gathered vectors: negatives
-are global, and sampling, pruning and weights agree without a word said, being functions of the same seeds and numbers.
-Only two things travel: vectors on the way up, and the sum of the parameters' gradients on the way down.
+Every process computes the whole loss of a step on gathered vectors, so negatives are global. Sampling, pruning and
+weights agree without communication, since they depend only on seeds and vectors. Processes exchange the vectors of a
+step, and the sum of the parameters' gradients.
 """
 
 from __future__ import annotations
@@ -22,52 +22,51 @@ from torch import Tensor, nn
 from ramen.processes import local_rank, rank, world_size
 
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a process waits for the others: longer than any checkpoint takes to write."""
+"""Time that a process waits for the others: longer than writing any checkpoint takes."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `size` that train together; `rank` 0 writes."""
+    """This process among `size` processes that train together; rank 0 writes files."""
 
     rank: int = 0
     size: int = 1
 
     def shares(self, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Deal texts out so that all processes have about the same number of tokens.
+        """Partition texts so that all processes have about the same number of tokens.
 
         Args:
             lengths: int64 [n] tokens per text.
 
         Returns:
-            For each process the places of its texts, int64, ascending; together a partition of 0..n-1.
+            For each process the indices of its texts, int64, ascending.
         """
         if self.size == 1:
             return [np.arange(len(lengths))]
         order = np.argsort(lengths, kind="stable")
         return [np.sort(order[first :: self.size]) for first in range(self.size)]
 
-    def gather(self, own: Tensor, shares: list[NDArray[np.int64]]) -> Tensor:
-        """Vectors of all processes, [n, D] in the texts' order; no gradient flows through.
+    def gather(self, vectors: Tensor, shares: list[NDArray[np.int64]]) -> Tensor:
+        """Gather the vectors of all processes: [n, D] in the order of the texts, without a gradient.
 
         Args:
-            own: float32 [len(shares[rank]), D].
+            vectors: float32 [len(shares[rank]), D], of this process.
             shares: from `shares`.
         """
-        own = own.detach()
+        vectors = vectors.detach()
         if self.size == 1:
-            return own
-        most = max(map(len, shares))
-        padded = own.new_zeros(most, own.shape[1])
-        padded[: len(own)] = own
+            return vectors
+        padded = vectors.new_zeros(max(map(len, shares)), vectors.shape[1])
+        padded[: len(vectors)] = vectors
         parts = [torch.empty_like(padded) for _ in shares]
         dist.all_gather(parts, padded)
-        whole = own.new_empty(sum(map(len, shares)), own.shape[1])
-        for places, part in zip(shares, parts, strict=True):
-            whole[torch.from_numpy(places).to(own.device)] = part[: len(places)]
-        return whole
+        gathered = vectors.new_empty(sum(map(len, shares)), vectors.shape[1])
+        for indices, part in zip(shares, parts, strict=True):
+            gathered[torch.from_numpy(indices).to(vectors.device)] = part[: len(indices)]
+        return gathered
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over all processes; one without a text of a step counts as zero."""
+        """Replace every gradient by its sum over all processes; a missing gradient counts as zero."""
         if self.size == 1:
             return
         parameters = list(parameters)
@@ -80,25 +79,25 @@ class Processes:
             parameter.grad.copy_(grad.view_as(parameter))  # type: ignore[union-attr]
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so; the same answer everywhere."""
+        """Whether the flag is set in any process; every process must call it."""
         if self.size == 1:
             return flag
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        said = torch.tensor([int(flag)], device=device)
-        dist.all_reduce(said, op=dist.ReduceOp.MAX)
-        return bool(said.item())
+        flags = torch.tensor([int(flag)], device=device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return bool(flags.item())
 
     def wait(self) -> None:
-        """Return when all processes are here."""
+        """Wait until all processes have called this."""
         if self.size > 1:
             dist.barrier()
 
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """This process's place among those started with it (`torchrun` or `training.processes`); alone, nothing is opened.
+    """Join the process group of `torchrun` or `training.processes`; a single process needs none.
 
-    NCCL between GPUs, gloo between CPUs. Each process takes the GPU of its local rank.
+    Uses NCCL between GPUs and gloo between CPUs. Each process uses the GPU of its local rank.
     """
     if world_size() == 1:
         yield Processes()

@@ -1,9 +1,8 @@
-"""Hard negatives from the graphs: labels that share an anchor with a document of the step, but are not true for it.
+"""Hard negatives from the graphs: labels that share an anchor with a document of the step and are not true for it.
 
-Where the text misleads the encoder, the graph often misleads it the same way: a wrong label that is ranked first shares
-an anchor with the document far more often than a random label does. So the graph names the labels that the encoder must
-learn to tell apart, from the first step on and without a look at the encoder. Recommenders take hard negatives from
-walks on their graph too (PinSage, Ying et al., KDD 2018).
+A wrong label that the encoder ranks first shares an anchor with the document far more often than a random label. The
+graphs therefore provide hard negatives from the first step on, without mining. Recommenders draw hard negatives by
+walks on their graphs, too (PinSage, Ying et al., KDD 2018).
 """
 
 from __future__ import annotations
@@ -16,35 +15,35 @@ from ramen.sampling import Ints, RowSampler
 
 
 class GraphNegatives:
-    """Draws labels two steps away from documents: to one of the document's anchors, and to one of that anchor's labels.
+    """Draws labels two hops from documents: to one of the document's anchors, then to one of the anchor's labels.
 
     Args:
         graphs: set -> side ("train" or "labels") -> graph.
-        sampling: how an anchor is drawn among a document's; a label is drawn uniformly among an anchor's.
-        share: of the labels beside those of a step's documents, at most.
+        sampling: how a document's anchor is drawn; an anchor's label is drawn uniformly.
+        share: largest share of a step's random labels.
     """
 
     def __init__(self, graphs: Graphs, sampling: Sampling, share: float) -> None:
         self.share = share
-        self._steps = []
+        self._hops = []
         for name in sorted(graphs):
             to_labels = graphs[name]["labels"].csr().T.tocsr()
             to_anchors = graphs[name]["train"]
-            # an anchor without labels leads nowhere
+            # drop anchors without labels
             to_anchors = to_anchors.select(np.diff(to_labels.indptr)[to_anchors.indices] > 0)
             weights = drawing_weights(graphs[name], sampling)
             of_edges = None if weights is None else weights[to_anchors.indices]
             to_anchor = RowSampler(to_anchors.indptr, to_anchors.indices, of_edges)
-            self._steps.append((to_anchor, RowSampler(to_labels.indptr, to_labels.indices)))
+            self._hops.append((to_anchor, RowSampler(to_labels.indptr, to_labels.indices)))
 
-    def draw(self, documents: Ints, beside: int, rng: np.random.Generator) -> Ints:
-        """Distinct labels, int64: one per document and set at most, and `share * beside` in all."""
-        found = [np.zeros(0, np.int64)]
-        for to_anchor, to_label in self._steps:
+    def draw(self, documents: Ints, random_labels: int, rng: np.random.Generator) -> Ints:
+        """Distinct labels, int64: at most one per document and set, and `share * random_labels` in total."""
+        drawn = [np.zeros(0, np.int64)]
+        for to_anchor, to_label in self._hops:
             _, anchors = to_anchor.draw(documents, rng)
-            found.append(to_label.draw(anchors, rng)[1])
-        labels = np.unique(np.concatenate(found))
-        most = round(self.share * beside)
-        if len(labels) > most:
-            labels = np.sort(rng.choice(labels, most, replace=False))
+            drawn.append(to_label.draw(anchors, rng)[1])
+        labels = np.unique(np.concatenate(drawn))
+        limit = round(self.share * random_labels)
+        if len(labels) > limit:
+            labels = np.sort(rng.choice(labels, limit, replace=False))
         return labels

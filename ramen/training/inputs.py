@@ -20,7 +20,7 @@ from ramen.encoder.tokens import TextTable
 from ramen.graph.cleaning import anchors_among, false_negative_anchors
 from ramen.graph.metadata import Graph, Graphs, read_graphs
 from ramen.training.heldout import HeldOut, split_held_out
-from ramen.training.label_augmentation import augmented
+from ramen.training.label_augmentation import augment_labels
 
 SIDE_NAMES: dict[str, Literal["document", "label"]] = {"train": "document", "labels": "label"}
 """Graph side on disk -> side in a regulariser's name."""
@@ -100,7 +100,7 @@ def prepare_inputs(
     graphs = used if objective.graphs else {}
     pairs = dataset.positives
     if objective.augment_labels:
-        pairs = augmented(pairs, dataset.filter_train, used)
+        pairs = augment_labels(pairs, dataset.filter_train, used)
     return TrainingInputs(
         dataset,
         training_rows,

@@ -1,4 +1,4 @@
-"""AugGT: the plain alternative to a regulariser, shared anchors as ground truth (R-ICLR T5)."""
+"""AugGT: count a document and a label that share an anchor as a true pair, instead of regularising (R-ICLR T5)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import scipy.sparse as sp
 
 from ramen.graph.metadata import Graph, degree
 
-HUB = 500
-"""Anchors with more edges are passed over: through them everything shares something."""
-MOST_NEW = 10
-"""New labels per document at most, those with the most shared anchors first."""
+HUB_EDGES = 500
+"""Anchors with more edges are ignored: they would connect everything."""
+MAX_NEW_LABELS = 10
+"""Largest number of new labels per document; those with the most shared anchors come first."""
 
 
-def augmented(y: sp.csr_matrix, ignore: sp.csr_matrix, graphs: Mapping[str, Mapping[str, Graph]]) -> sp.csr_matrix:
-    """True pairs, and pairs of a document and a label that share an anchor.
+def augment_labels(y: sp.csr_matrix, ignore: sp.csr_matrix, graphs: Mapping[str, Mapping[str, Graph]]) -> sp.csr_matrix:
+    """Add pairs of a document and a label that share an anchor to the true pairs.
 
-    For training alone: neither evaluation nor propensities may see it.
+    For training only: evaluation and propensities use the true pairs.
 
     Args:
-        y: CSR N x L, true labels.
-        ignore: CSR N x L, pairs that are to be neither positive nor negative: a document and itself as a label share
-            all that they have.
-        graphs: set -> side ("train" or "labels") -> cleaned graph; edges that the walk added are not looked at.
+        y: CSR N x L, true pairs.
+        ignore: CSR N x L, pairs that are neither positive nor negative, such as a document and itself as a label.
+        graphs: set -> side ("train" or "labels") -> cleaned graph; edges added by the walk are not used.
 
     Returns:
         CSR N x L, values 1.0.
@@ -32,16 +31,16 @@ def augmented(y: sp.csr_matrix, ignore: sp.csr_matrix, graphs: Mapping[str, Mapp
     shared = sp.csr_matrix(y.shape, dtype=np.float32)
     for sides in graphs.values():
         given = {side: graph.given() for side, graph in sides.items()}
-        kept = sp.diags((degree(given) <= HUB).astype(np.float32))
+        kept = sp.diags((degree(given) <= HUB_EDGES).astype(np.float32))
         shared = shared + (given["train"] @ kept) @ given["labels"].T
     known = (y + ignore).tocsr()
     rows, columns = [], []
     for row in range(y.shape[0]):
         part = slice(shared.indptr[row], shared.indptr[row + 1])
         candidates, counts = shared.indices[part], shared.data[part]
-        fresh = ~np.isin(candidates, known.indices[known.indptr[row] : known.indptr[row + 1]])
-        candidates, counts = candidates[fresh], counts[fresh]
-        best = candidates[np.lexsort((candidates, -counts))[:MOST_NEW]]
+        is_new = ~np.isin(candidates, known.indices[known.indptr[row] : known.indptr[row + 1]])
+        candidates, counts = candidates[is_new], counts[is_new]
+        best = candidates[np.lexsort((candidates, -counts))[:MAX_NEW_LABELS]]
         rows.append(np.full(len(best), row))
         columns.append(best)
     where = np.concatenate(rows), np.concatenate(columns)

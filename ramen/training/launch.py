@@ -1,4 +1,4 @@
-"""Starting the other processes of a training stage (`training.processes`), or joining those that torchrun started."""
+"""Start the worker processes of a training stage (`training.processes`), or join those started by torchrun."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ramen.retrieval import faiss_threads
 from ramen.training.distributed import Processes, joined
 
 GRACE = 30.0
-"""Seconds that the other processes get to end by themselves."""
+"""Seconds that worker processes have to exit before they are killed."""
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -33,18 +33,19 @@ def cores() -> int:
 def launch_processes(
     stage: str, inputs: Mapping[str, Artifact], sections: Mapping[str, Section], training: TrainingConfig
 ) -> Iterator[Processes]:
-    """All processes of a stage, this one among them.
+    """The processes that train a stage together, including this one.
 
-    Under torchrun they are there already. Else, with `training.processes` above 1, this process becomes rank 0 and
-    starts the others on this machine; each runs the same stage with the same sections and inputs, and writes nothing.
+    Under torchrun they are already running. Otherwise, with `training.processes` above 1, this process becomes rank 0
+    and starts the workers on this machine. Each runs the same stage with the same sections and inputs, and writes no
+    files.
 
     Raises:
-        ConfigError: the machine is too small for so many.
-        RamenError: another process failed; its last line is in the message.
+        ConfigError: the machine has too few GPUs or cores.
+        RamenError: a worker process failed; the message contains its last line.
     """
     count = training.processes or max(1, torch.cuda.device_count())
     if world_size() == 1:
-        _check_room(count)
+        _check_process_count(count)
     if world_size() > 1 or count == 1:
         with joined() as processes, _limited_threads(training, processes):
             yield processes
@@ -57,17 +58,17 @@ def launch_processes(
         command = [sys.executable, "-m", "ramen", stage, "--params", params.name]
         for name, artifact in inputs.items():
             command += [f"--{name.replace('_', '-')}", str(artifact.path)]
-        others = [_start(command, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
+        workers = [_start(command, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
         os.environ.update({**shared, "RANK": "0", "LOCAL_RANK": "0"})
         try:
             with joined() as processes, _limited_threads(training, processes):
                 yield processes
         except Exception as error:
-            if said := _last_words(others):
-                raise RamenError(said) from error
+            if failure := _worker_failure(workers):
+                raise RamenError(failure) from error
             raise
         finally:
-            _end(others)
+            _end(workers)
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
@@ -75,13 +76,15 @@ def launch_processes(
                     os.environ[name] = value
 
 
-def _check_room(count: int) -> None:
-    """Refuse more processes than GPUs, or than cores where there is none: they would only fill the memory."""
+def _check_process_count(count: int) -> None:
+    """Refuse more processes than GPUs, or than cores without GPUs: they would only use more memory."""
     gpus = torch.cuda.device_count()
-    most = gpus or max(2, cores())  # two on one core are slow, and show that it works
-    if count > most:
+    largest = gpus or max(2, cores())  # two processes on one core are slow, but useful as a test
+    if count > largest:
         what = "GPUs" if gpus else "cores"
-        raise ConfigError(f"training.processes = {count}: this machine has {gpus or cores()} {what}; {most} at most")
+        raise ConfigError(
+            f"training.processes = {count}: this machine has {gpus or cores()} {what}; set at most {largest}"
+        )
 
 
 def _start(command: list[str], names: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -99,41 +102,41 @@ def _free_port() -> int:
 
 @contextmanager
 def _limited_threads(training: TrainingConfig, processes: Processes) -> Iterator[None]:
-    """`training.threads`, or an even share of the cores; whatever follows in this process has its own again."""
-    each = training.threads or max(1, cores() // processes.size)
+    """Limit torch to `training.threads`, or to an even share of the cores, for the duration of the block."""
+    threads = training.threads or max(1, cores() // processes.size)
     before = torch.get_num_threads()
-    torch.set_num_threads(each)
+    torch.set_num_threads(threads)
     try:
         with ExitStack() as stack:
-            if processes.size > 1:  # alone, mining and validation may use all cores whatever a step does
-                with suppress(MissingExtra):  # who needs it will say so
-                    stack.enter_context(faiss_threads(each))
+            if processes.size > 1:  # a single process may mine and validate on all cores
+                with suppress(MissingExtra):  # reported where faiss is needed
+                    stack.enter_context(faiss_threads(threads))
             yield
     finally:
         torch.set_num_threads(before)
 
 
-def _last_words(others: list[subprocess.Popen[str]]) -> str:
-    """What the first process that ended badly said last."""
-    for rank, other in enumerate(others, start=1):
+def _worker_failure(workers: list[subprocess.Popen[str]]) -> str:
+    """Exit code and last line of the first worker that failed; empty if none did."""
+    for rank, worker in enumerate(workers, start=1):
         try:
-            code = other.wait(timeout=2)
+            code = worker.wait(timeout=2)
         except subprocess.TimeoutExpired:
             continue
         if code not in (0, Interrupted.exit_code):
-            assert other.stderr is not None
-            lines = other.stderr.read().strip().splitlines()
-            reason = lines[-1].removeprefix(ERROR) if lines else "it said nothing"
-            return f"training process {rank} ended with code {code}: {reason}"
+            assert worker.stderr is not None
+            lines = worker.stderr.read().strip().splitlines()
+            reason = lines[-1].removeprefix(ERROR) if lines else "no output"
+            return f"training process {rank} exited with code {code}: {reason}"
     return ""
 
 
-def _end(others: list[subprocess.Popen[str]]) -> None:
-    for other in others:
+def _end(workers: list[subprocess.Popen[str]]) -> None:
+    for worker in workers:
         try:
-            other.wait(timeout=GRACE)
+            worker.wait(timeout=GRACE)
         except subprocess.TimeoutExpired:
-            other.kill()
-            other.wait()
-        if other.stderr is not None:
-            other.stderr.close()
+            worker.kill()
+            worker.wait()
+        if worker.stderr is not None:
+            worker.stderr.close()

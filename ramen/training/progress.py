@@ -1,4 +1,4 @@
-"""Progress for people and for logs: one rewritten line on a terminal, one parsable line every few seconds else."""
+"""Progress reports: one rewritten line on a terminal, otherwise a parsable line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ class Progress:
     """Reports steps of a long loop to stderr.
 
     Args:
-        name: of the stage.
-        total: items in all; None = not known yet. It may be set later.
-        unit: what an item is.
-        done: items done before this process started (a resumed run).
+        name: name of the task.
+        total: total number of items; None = unknown. May be set later.
+        unit: name of the items.
+        done: items finished before this process started (in a resumed run).
+        stream: where to print; None = stderr.
     """
 
     def __init__(self, name: str, total: int | None, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
@@ -26,10 +27,10 @@ class Progress:
         self.live = self.stream.isatty()
         self.started = self.shown = time.monotonic()
         self.first = self.done = done
-        self._open = False  # a line that is rewritten has no end yet
+        self._open = False  # a rewritten line has no line end yet
 
     def advance(self, items: int, facts: str) -> None:
-        """Count `items` more as done; `facts` is shown behind the rate."""
+        """Count `items` more as finished; `facts` follows the rate in the line."""
         self.done += items
         now = time.monotonic()
         finished = self.total is not None and self.done >= self.total
@@ -38,7 +39,7 @@ class Progress:
             self._show(facts, finished)
 
     def close(self) -> None:
-        """End a line that is rewritten."""
+        """End a rewritten line."""
         if self._open:
             self.stream.write("\n")
             self._open = False

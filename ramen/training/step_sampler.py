@@ -1,8 +1,8 @@
-"""What is in a step: documents, one positive label each, anchors, and the masks of true pairs.
+"""Steps of training: documents, one positive label each, anchors, and masks of the pairs that are no negatives.
 
-All randomness is keyed by (seed, stream, epoch, step), never by what was drawn before: a step can be rebuilt from
-its number alone, so a resumed run needs no sampler state. Switching graphs on or off leaves the documents of a step
-and the labels drawn for them untouched; labels that the graphs name as negatives take the place of random ones.
+All randomness is keyed by (seed, stream, epoch, step) and independent of earlier draws. A step can be rebuilt from its
+number alone, so a resumed run needs no sampler state. Switching graphs on or off does not change the documents of a
+step or the labels drawn for them; negatives drawn from the graphs replace random labels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ramen.training.graph_negatives import GraphNegatives
 
 @dataclass(frozen=True)
 class SideLinks:
-    """Links of one side to a set's pool, as `objective.regulariser.Links` describes them.
+    """Links of one side to a set's anchor pool (see `objective.regulariser.Links`).
 
     Attributes:
         rows, positive: int64 [R].
@@ -47,8 +47,12 @@ class SideLinks:
 
 @dataclass(frozen=True)
 class AnchorBatch:
-    """Anchors of one set in a step: `pool` int64 [A] distinct anchors; links of documents and of labels (None = that
-    regulariser is off)."""
+    """Anchors of one set in a step.
+
+    Attributes:
+        pool: int64 [A], distinct anchors.
+        document, label: links of the documents and of the labels; None if that regulariser is off.
+    """
 
     pool: Ints
     document: SideLinks | None
@@ -57,14 +61,14 @@ class AnchorBatch:
 
 @dataclass(frozen=True)
 class Step:
-    """One step.
+    """One training step.
 
     Attributes:
-        documents: int64 [B] training documents.
-        labels: int64 [L] distinct chosen labels.
+        documents: int64 [B], training documents.
+        labels: int64 [L], distinct labels, ascending.
         positive: int64 [B], column in `labels` of each document's sampled positive.
         mask: bool [B, L], true where a label is no negative of the document (`BaseAlgorithm.known`).
-        anchors: set name -> `AnchorBatch`.
+        anchors: set name -> anchors.
     """
 
     documents: Ints
@@ -75,18 +79,20 @@ class Step:
 
 
 Draws = Mapping[str, tuple[Ints, Ints]]
-"""Side -> (rows that have an anchor, their anchors)."""
+"""Side -> (rows with an anchor, their drawn anchors)."""
 
 
 @dataclass(frozen=True)
 class SetSampler:
-    """Samples the anchors of one set: positives from the pruned graph, masks from the unpruned one.
+    """Samples the anchors of one set: positives from the pruned graph, masks from the unpruned graph.
 
     Attributes:
-        masks: of anchors' texts. No negatives of a row are anchors that read as one it has an edge to in the unpruned
-            graph, as one of its `kin` (see `graph.cleaning.kin`), or as the row itself: its edge is cleaned away, and
-            it would be the nearest of all for ever.
-        texts: text number of each anchor.
+        name: name of the set.
+        draws: side -> sampler of the rows' anchors.
+        masks: side -> texts of anchors that are no negatives of a row: the texts of its neighbours in the unpruned
+            graph, of its false-negative anchors (`graph.cleaning.false_negative_anchors`), and its own text, since a
+            row's edge to itself is removed but its text would remain the nearest.
+        texts: int64, text number of each anchor.
     """
 
     name: str
@@ -100,20 +106,26 @@ class SetSampler:
         name: str,
         pruned: Mapping[str, Graph],
         unpruned: Mapping[str, Graph],
-        sides: Mapping[str, bool],
+        active: Mapping[str, bool],
         sampling: Sampling,
         shared: bool,
         texts: Mapping[str, Ints],
-        false_negative_anchors: Mapping[str, sp.csr_matrix],
+        false_negatives: Mapping[str, sp.csr_matrix],
     ) -> SetSampler:
-        """Args:
-        sides: graph side ("train", "labels") -> whether its regulariser is on.
-        texts: side, or "anchors" -> text number of each item.
-        kin: side -> CSR.
+        """Build the samplers and masks.
+
+        Args:
+            name: name of the set.
+            pruned, unpruned: side -> graph.
+            active: side -> whether its regulariser is on.
+            sampling: how a row's anchor is drawn.
+            shared: rows with common neighbours tend to draw the same anchor.
+            texts: side, or "anchors" -> text number of each item.
+            false_negatives: side -> CSR items x M.
         """
         weights = drawing_weights(unpruned, sampling)
         draws: dict[str, RowSampler | SharedSampler] = {}
-        for side in (side for side, on in sides.items() if on):
+        for side in (side for side, on in active.items() if on):
             graph = pruned[side]
             if shared:
                 draws[side] = SharedSampler(graph.indptr, graph.indices, weights)
@@ -123,15 +135,15 @@ class SetSampler:
         width = 1 + max(int(numbers.max(initial=0)) for numbers in texts.values())
         masks = {}
         for side in draws:
-            linked = sp.csr_matrix(unpruned[side].csr() + false_negative_anchors[side])
+            linked = sp.csr_matrix(unpruned[side].csr() + false_negatives[side])
             known = np.insert(texts["anchors"][linked.indices], linked.indptr[1:], texts[side])
             pointers = linked.indptr + np.arange(len(linked.indptr), dtype=np.int64)
             masks[side] = MembershipMask(pointers, known.astype(np.int32), width)
         return cls(name, draws, masks, texts["anchors"])
 
     def draw(self, rows: Mapping[str, Ints], seed: int, position: tuple[int, int]) -> Draws:
-        """Draw one anchor per row and side; `rows` maps side -> items of the batch."""
-        race = int(self.rng(seed, position).integers(2**63))  # one for both sides
+        """Draw one anchor per row and side; `rows` maps side -> items of the step."""
+        race = int(self.rng(seed, position).integers(2**63))  # the same for both sides
         return {
             side: sampler.draw(rows[side], race)
             if isinstance(sampler, SharedSampler)
@@ -140,27 +152,27 @@ class SetSampler:
         }
 
     def rng(self, seed: int, position: tuple[int, int], purpose: str = "") -> np.random.Generator:
-        """A generator of this set's own for one step and purpose."""
+        """A generator for this set, one step and one purpose."""
         return keyed_rng(seed, f"anchors/{self.name}{purpose}", *position)
 
     def batch(
         self, step: Mapping[str, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator, separate: bool
     ) -> AnchorBatch:
-        """Links of the step to the anchors of `pool` (sorted); rows that drew another anchor have none.
+        """Links of a step to the anchors of `pool`; a row whose anchor is not in the pool has no link.
 
         Args:
             step: side -> all documents or labels of the step.
             drawn: side -> (places in `step`, anchors).
-            pool: int64 [A].
+            pool: int64 [A], ascending.
             rng: chooses a row for each anchor.
             separate: a side's negatives are its own anchors only.
         """
-        read, reads = np.unique(self.texts[pool], return_inverse=True)
+        texts, text_of = np.unique(self.texts[pool], return_inverse=True)
         links: dict[str, SideLinks | None] = {"train": None, "labels": None}
         for side, (places, anchors) in drawn.items():
             inside = np.isin(anchors, pool)
             places, anchors = places[inside], anchors[inside]
-            mask = self.masks[side](step[side], read)[:, reads]
+            mask = self.masks[side](step[side], texts)[:, text_of]
             if separate:
                 mask |= ~np.isin(pool, anchors)[None, :]
             positive = np.searchsorted(pool, anchors)
@@ -174,13 +186,15 @@ class StepSampler:
     """Builds the steps of an epoch.
 
     Args:
-        base: decides the rows of an epoch, which documents and labels they stand for, and which labels compete.
+        base: decides the rows of an epoch, their documents and labels, and the negatives.
         batch_size: rows per step; the last step of an epoch may be smaller.
         seed: of all draws.
         separate_pools: each side's negatives are its own anchors only.
-        shared_draws: anchors are drawn by `SharedSampler`, else each row for itself.
-        anchor_budget: distinct anchors of a step at most, as a share of its documents and labels; 0 = no limit.
-        graph_negatives: names some of the labels that compete, in the place of random ones; or None.
+        shared_draws: anchors are drawn by `SharedSampler`, otherwise for each row independently.
+        anchor_budget: largest number of distinct anchors of a step, as a share of its documents and labels; 0 = no
+            limit.
+        graph_negatives: draws negatives from the graphs, which replace some random labels; or None.
+        anchor_sampling: how a row's anchor is drawn.
     """
 
     def __init__(
@@ -208,58 +222,62 @@ class StepSampler:
         self,
         pruned: Mapping[str, Mapping[str, Graph]],
         unpruned: Mapping[str, Mapping[str, Graph]],
-        on: Mapping[str, Mapping[str, bool]],
+        active: Mapping[str, Mapping[str, bool]],
         texts: Mapping[str, Ints],
-        false_negative_anchors: Mapping[str, Mapping[str, sp.csr_matrix]],
+        false_negatives: Mapping[str, Mapping[str, sp.csr_matrix]],
     ) -> None:
-        """Sample anchors from `pruned`, mask with `unpruned` and `kin`; `on[set][side]`: which regularisers are on.
+        """Draw anchors from `pruned` graphs; mask with `unpruned` graphs and false negatives.
 
-        `texts`: "documents", "labels" or "anchors/NAME" -> text number of each item.
+        Args:
+            pruned, unpruned: set -> side -> graph.
+            active: set -> side -> whether its regulariser is on.
+            texts: "documents", "labels" or "anchors/<set>" -> text number of each item.
+            false_negatives: set -> side -> CSR items x M.
         """
         self.sets = [
             SetSampler.build(
                 name,
                 pruned[name],
                 unpruned[name],
-                on[name],
+                active[name],
                 self.anchor_sampling,
                 self.shared_draws,
                 {"train": texts["documents"], "labels": texts["labels"], "anchors": texts[f"anchors/{name}"]},
-                false_negative_anchors[name],
+                false_negatives[name],
             )
             for name in sorted(pruned)
-            if any(on[name].values())
+            if any(active[name].values())
         ]
 
     @property
     def steps_per_epoch(self) -> int:
-        """A last step of a single row has no negatives and is dropped."""
+        """Steps of an epoch; a last step of a single row has no negatives and is dropped."""
         full, rest = divmod(self.base.rows, self.batch_size)
         return full + (rest > 1)
 
     def epoch_order(self, epoch: int) -> Ints:
-        """The epoch's rows in order, int64."""
+        """Rows of an epoch in order, int64."""
         return self.base.order(keyed_rng(self.seed, "order", epoch))
 
     def step(self, order: Ints, epoch: int, index: int) -> Step:
-        """Step `index` of the epoch whose `order` is given."""
+        """Step `index` of the epoch with the given `order`."""
         rows = order[index * self.batch_size : (index + 1) * self.batch_size]
         documents, chosen = self.base.pairs(rows, keyed_rng(self.seed, "positives", epoch, index))
-        # a label that few documents have is hardly ever chosen; drawn uniformly, it competes and is pulled all the same
-        beside, named = self._random((epoch, index)), np.zeros(0, np.int64)
+        # rare labels are hardly ever sampled positives; as random labels they compete and are regularised, too
+        random, from_graphs = self._random_labels((epoch, index)), np.zeros(0, np.int64)
         if self.graph_negatives is not None:
             rng = keyed_rng(self.seed, "graph_negatives", epoch, index)
-            named = self.graph_negatives.draw(documents, len(beside), rng)
-        pulled = np.union1d(chosen, beside[: len(beside) - len(named)])
+            from_graphs = self.graph_negatives.draw(documents, len(random), rng)
+        regularised = np.union1d(chosen, random[: len(random) - len(from_graphs)])
         mined = self.base.negatives(documents, keyed_rng(self.seed, "negatives", epoch, index))
-        labels = np.union1d(pulled, np.concatenate([mined, named]))
+        labels = np.union1d(regularised, np.concatenate([mined, from_graphs]))
         positive = np.searchsorted(labels, chosen)
         mask = self.base.known(documents, labels)
-        anchors = self._anchors({"train": documents, "labels": pulled}, labels, (epoch, index))
+        anchors = self._anchors({"train": documents, "labels": regularised}, labels, (epoch, index))
         return Step(documents, labels, positive, mask, anchors)
 
-    def _random(self, position: tuple[int, int]) -> Ints:
-        """Labels drawn uniformly from all that training may see, in random order."""
+    def _random_labels(self, position: tuple[int, int]) -> Ints:
+        """Labels drawn uniformly from all labels that training may see, in random order."""
         labels = self.base.problem.labels
         count = min(round(self.base.settings.random_labels * self.batch_size), len(labels))
         return labels[keyed_rng(self.seed, "random", *position).choice(len(labels), count, replace=False)]
@@ -268,21 +286,21 @@ class StepSampler:
         """Anchors of a step.
 
         Args:
-            rows: side -> items that are pulled: documents, and the labels chosen for them or drawn beside.
+            rows: side -> items that are regularised: documents, and their sampled positives and random labels.
             labels: all labels of the step, sorted.
             position: epoch and step.
         """
         drawn = {sampler.name: sampler.draw(rows, self.seed, position) for sampler in self.sets}
         pools = {name: np.unique(np.concatenate([a for _, a in sides.values()])) for name, sides in drawn.items()}
         if self.anchor_budget:
-            most = int(self.anchor_budget * sum(map(len, rows.values())))
+            limit = int(self.anchor_budget * sum(map(len, rows.values())))
             keys = {s.name: int(s.rng(self.seed, position, "/budget").integers(2**63)) for s in self.sets}
-            pools = within_budget(pools, keys, most)
+            pools = within_budget(pools, keys, limit)
         place = {"train": np.arange(len(rows["train"])), "labels": np.searchsorted(labels, rows["labels"])}
         step = {"train": rows["train"], "labels": labels}
-        made = {}
+        batches = {}
         for s in self.sets:
             at = {side: (place[side][kept], anchors) for side, (kept, anchors) in drawn[s.name].items()}
             rng = s.rng(self.seed, position, "/rows")
-            made[s.name] = s.batch(step, at, pools[s.name], rng, self.separate_pools)
-        return made
+            batches[s.name] = s.batch(step, at, pools[s.name], rng, self.separate_pools)
+        return batches

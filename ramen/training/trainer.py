@@ -54,7 +54,7 @@ BASE_PREFIX = "base:"
 Vectors = NDArray[np.float32]
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Trainer:
     """Trains an encoder and a base algorithm; both training stages run it. Built by `setup.build_trainer`.
 
@@ -78,6 +78,8 @@ class Trainer:
         held_out_loss: the bandit's feedback `heldout_loss`, or None.
         state: counters and history.
         pruning_arrays: state of the pruning rounds, saved in every checkpoint.
+        interrupted: SIGTERM or Ctrl-C reached this process.
+        step_texts, step_tokens: distinct texts of the last step, and their tokens.
     """
 
     settings: TrainingConfig
@@ -99,10 +101,11 @@ class Trainer:
     held_out_loss: HeldOutLoss | None = None
     state: TrainingState = field(default_factory=TrainingState)
     pruning_arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
-    _interrupt_requested: bool = False
+    interrupted: bool = False
+    step_texts: int = 0
+    step_tokens: int = 0
     _last_save: float = field(default_factory=time.monotonic)
     _gradient_norm: float = 0.0
-    _step_size: str = ""
 
     # The loop
 
@@ -155,7 +158,7 @@ class Trainer:
         roles |= {f"anchors/{name}": anchors.pool for name, anchors in step.anchors.items()}
         texts = {role: self.inputs.texts.roles[role][items] for role, items in roles.items()}
         distinct, inverse = np.unique(np.concatenate(list(texts.values())), return_inverse=True)
-        self._step_size = f"{len(distinct)} texts, {self.inputs.texts.store.lengths_of(distinct).sum()} tokens"
+        self.step_texts, self.step_tokens = len(distinct), int(self.inputs.texts.store.lengths_of(distinct).sum())
         encoded = self.step_encoder.forward(distinct, self._dropout_seed())
         ends = np.cumsum([len(items) for items in texts.values()])[:-1]
         vectors = {
@@ -283,14 +286,14 @@ class Trainer:
         """End with a checkpoint after the current step on SIGTERM (a pre-empted node) and Ctrl-C."""
 
         def request() -> None:
-            self._interrupt_requested = True
+            self.interrupted = True
 
         with on_interrupt(request):
             yield
 
     def interrupt_requested(self) -> bool:
         """Whether SIGTERM or Ctrl-C reached any process; all processes must call it together."""
-        return self.processes.any(self._interrupt_requested)
+        return self.processes.any(self.interrupted)
 
     def stop_if_interrupted(self) -> None:
         """Save a checkpoint and stop if an interruption was requested in any process.
@@ -420,9 +423,9 @@ class Trainer:
             if not is_memory:
                 raise
             raise RamenError(
-                f"out of memory at step {self.state.global_step} ({len(step.documents)} documents, {self._step_size}); "
-                "the last checkpoint is intact; set training.gradient_caching=true, or lower encoder.tokens_per_chunk "
-                "or training.batch_size"
+                f"out of memory at step {self.state.global_step} ({len(step.documents)} documents, {self.step_texts} "
+                f"texts, {self.step_tokens} tokens); the last checkpoint is intact; set training.gradient_caching="
+                "true, or lower encoder.tokens_per_chunk or training.batch_size"
             ) from None
 
     def _check_finite(self, step: Step, loss: float) -> None:

@@ -160,7 +160,7 @@ def test_queries_are_not_replaced_by_their_answers_and_have_uids_of_their_own() 
 
 def test_a_query_of_blanks_is_none() -> None:
     result = invoke("query", " \t")
-    assert "Invalid value for TEXT: a query has at least one word" in result.stderr and result.exit_code == 2
+    assert "Invalid value for TEXT: expected at least one word" in result.stderr and result.exit_code == 2
 
 
 def test_each_problem_has_its_line() -> None:

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from ramen.config import IndexConfig
 from ramen.errors import ArtifactError, ConfigError, MissingExtra
 from ramen.index.build import (
-    SERIAL_UP_TO,
+    MAX_SINGLE_THREAD_LABELS,
     ann_recall,
     build_index,
-    build_threads,
-    chosen_kind,
-    factory,
-    inverted_lists,
+    choose_kind,
+    factory_string,
+    get_inverted_lists,
     read_index,
-    tune,
+    thread_count,
+    tune_nprobe,
     write_index,
 )
 from ramen.retrieval import search
@@ -26,37 +26,37 @@ from ramen.retrieval import search
 
 @pytest.fixture(scope="module")
 def vectors() -> NDArray[np.float32]:
-    """3,000 unit vectors in 60 clusters, as label embeddings are: float32 [3000, 24]."""
+    """3,000 unit vectors in 60 clusters, like label embeddings: float32 [3000, 24]."""
     rng = np.random.default_rng(3)
     centres = rng.normal(size=(60, 24))
-    return _unit(centres[rng.integers(60, size=3000)] + 0.5 * rng.normal(size=(3000, 24)))
+    return normalise(centres[rng.integers(60, size=3000)] + 0.5 * rng.normal(size=(3000, 24)))
 
 
 @pytest.fixture(scope="module")
 def queries(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     rng = np.random.default_rng(4)
-    return _unit(vectors[:200] + 0.1 * rng.normal(size=(200, 24)))
+    return normalise(vectors[:200] + 0.1 * rng.normal(size=(200, 24)))
 
 
-def _unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
+def normalise(rows: NDArray[np.float64]) -> NDArray[np.float32]:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def _brute(vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+def rank_exactly(vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     return np.argsort(-(queries.astype(np.float64) @ vectors.T.astype(np.float64)), axis=1, kind="stable")[:, :k]
 
 
 def test_flat_is_exact(vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> None:
-    truth = _brute(vectors, queries, 10)
+    truth = rank_exactly(vectors, queries, 10)
     flat = build_index(vectors, IndexConfig(kind="flat"))
     assert ann_recall(flat, queries, truth, 10) == 1.0
     np.testing.assert_allclose(flat.search(queries, 1)[0][:, 0], (queries @ vectors.T).max(1), rtol=1e-5)
 
 
-def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
+def test_hnsw_recall_is_high_and_grows_with_search_width(
     vectors: NDArray[np.float32], queries: NDArray[np.float32]
 ) -> None:
-    truth = _brute(vectors, queries, 10)
+    truth = rank_exactly(vectors, queries, 10)
     wide = ann_recall(build_index(vectors, IndexConfig(kind="hnsw")), queries, truth, 10)
     narrow = IndexConfig(kind="hnsw", hnsw_m=2, ef_construction=8, ef_search=8)
     assert wide > 0.98
@@ -75,78 +75,82 @@ def test_hnsw_finds_nearly_all_and_more_with_a_wider_search(
         (5000, 0.001, "flat"),
     ],
 )
-def test_auto_goes_by_labels_and_memory(labels: int, memory_gb: float, expected: str) -> None:
-    assert chosen_kind(labels, 384, IndexConfig(memory_gb=memory_gb)) == expected
+def test_auto_chooses_kind_by_label_count_and_memory(labels: int, memory_gb: float, expected: str) -> None:
+    assert choose_kind(labels, 384, IndexConfig(memory_gb=memory_gb)) == expected
 
 
-def test_memory_that_is_estimated_is_what_hnsw_takes(vectors: NDArray[np.float32], tmp_path: Path) -> None:
+def test_estimated_hnsw_memory_matches_file_size(vectors: NDArray[np.float32], tmp_path: Path) -> None:
     write_index(build_index(vectors, IndexConfig(kind="hnsw")), tmp_path / "i")
-    taken = (tmp_path / "i").stat().st_size / len(vectors)
+    label_bytes = (tmp_path / "i").stat().st_size / len(vectors)
     for budget, expected in ((1.05, "hnsw"), (0.95, "ivf")):
-        assert chosen_kind(1_000_000, 24, IndexConfig(memory_gb=1e-9 * 1_000_000 * taken * budget)) == expected
+        assert choose_kind(1_000_000, 24, IndexConfig(memory_gb=1e-9 * 1_000_000 * label_bytes * budget)) == expected
 
 
-def test_compressed_lists_fit_their_memory_and_are_searched_until_recall_is_reached(tmp_path: Path) -> None:
+def test_ivf_codes_fit_memory_and_nprobe_grows_until_recall_is_reached(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    rows = _unit(rng.normal(size=(100, 32))[rng.integers(100, size=12_000)] + 0.3 * rng.normal(size=(12_000, 32)))
-    asked = _unit(rows[:300] + 0.1 * rng.normal(size=(300, 32)))
-    truth = search(asked, rows, 10)[0]
-    sizes = {40: "SQ8", 24: "SQ4", 23: "PQ4", 10: "PQ2", 1: "PQ1"}
-    made = {room: factory(12_000, 32, IndexConfig(kind="ivf", memory_gb=1e-9 * 12_000 * room)) for room in sizes}
-    assert made == {room: f"IVF307,{code}" for room, code in sizes.items()}
+    rows = normalise(rng.normal(size=(100, 32))[rng.integers(100, size=12_000)] + 0.3 * rng.normal(size=(12_000, 32)))
+    queries_nD = normalise(rows[:300] + 0.1 * rng.normal(size=(300, 32)))
+    truth = search(queries_nD, rows, 10)[0]
+    code_of_size = {40: "SQ8", 24: "SQ4", 23: "PQ4", 10: "PQ2", 1: "PQ1"}
+    strings = {
+        size: factory_string(12_000, 32, IndexConfig(kind="ivf", memory_gb=1e-9 * 12_000 * size))
+        for size in code_of_size
+    }
+    assert strings == {size: f"IVF307,{code}" for size, code in code_of_size.items()}
     budget = IndexConfig(kind="ivf", memory_gb=1e-9 * 12_000 * 24)
     index = build_index(rows, budget)
-    codes = inverted_lists(index)
-    assert codes.code_size == 16
-    found = []
-    for least in (0.0, 0.6, 1.0):
-        tune(index, asked, truth, 10, least)
-        found.append((codes.nprobe, ann_recall(index, asked, truth, 10)))
-    assert found[0][0] == 1 and found[1][1] >= 0.6 and found[2][0] == codes.nlist
-    assert found[0][0] < found[1][0] < found[2][0] and found[0][1] < found[1][1] <= found[2][1] < 1
+    lists = get_inverted_lists(index)
+    assert lists.code_size == 16
+    nprobes, recalls = [], []
+    for min_recall in (0.0, 0.6, 1.0):
+        tune_nprobe(index, queries_nD, truth, 10, min_recall)
+        nprobes.append(lists.nprobe)
+        recalls.append(ann_recall(index, queries_nD, truth, 10))
+    assert nprobes[0] == 1 and recalls[1] >= 0.6 and nprobes[2] == lists.nlist
+    assert nprobes[0] < nprobes[1] < nprobes[2] and recalls[0] < recalls[1] <= recalls[2] < 1
     write_index(index, tmp_path / "i")
-    assert inverted_lists(read_index(tmp_path / "i")).nprobe == codes.nlist
+    assert get_inverted_lists(read_index(tmp_path / "i")).nprobe == lists.nlist
     fixed = build_index(rows, IndexConfig(kind="ivf", nprobe=7))
-    assert inverted_lists(fixed).nprobe == 7
+    assert get_inverted_lists(fixed).nprobe == 7
 
 
-def test_factory_string_is_taken_and_nonsense_refused(
+def test_build_accepts_factory_strings_and_refuses_invalid_ones(
     vectors: NDArray[np.float32], queries: NDArray[np.float32]
 ) -> None:
     index = build_index(vectors, IndexConfig(kind="IVF16,SQ8", nprobe=16))
     assert ann_recall(index, queries, search(queries, vectors, 10)[0], 10) > 0.95
-    with pytest.raises(ConfigError, match="index.kind = LSHofSorts: faiss can make no index"):
+    with pytest.raises(ConfigError, match="index.kind = LSHofSorts: faiss cannot build index"):
         build_index(vectors, IndexConfig(kind="LSHofSorts"))
-    with pytest.raises(ConfigError, match="no index 'IVF16,PQ7' of 3,000 labels of width 24"):
+    with pytest.raises(ConfigError, match="cannot build index 'IVF16,PQ7' of 3,000 labels of width 24"):
         build_index(vectors, IndexConfig(kind="IVF16,PQ7"))
 
 
-def test_recall_counts_the_share_of_the_true_top_k(vectors: NDArray[np.float32]) -> None:
+def test_ann_recall_is_share_of_exact_top_k(vectors: NDArray[np.float32]) -> None:
     flat = build_index(vectors, IndexConfig(kind="flat"))
-    truth = _brute(vectors, vectors[:2], 4)
-    truth[0, :3] = [2990, 2991, 2992]  # three of eight are no longer what the index returns
+    truth = rank_exactly(vectors, vectors[:2], 4)
+    truth[0, :3] = [2990, 2991, 2992]  # three of eight are wrong
     assert ann_recall(flat, vectors[:2], truth, 4) == 5 / 8
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
-def test_same_vectors_give_the_same_bytes(kind: str, vectors: NDArray[np.float32], tmp_path: Path) -> None:
+def test_same_vectors_give_same_bytes(kind: str, vectors: NDArray[np.float32], tmp_path: Path) -> None:
     settings = IndexConfig.model_validate({"kind": kind})
     for name in "ab":
         write_index(build_index(vectors, settings), tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_written_index_answers_the_same(
+def test_index_gives_same_results_after_write_and_read(
     vectors: NDArray[np.float32], queries: NDArray[np.float32], tmp_path: Path
 ) -> None:
     index = build_index(vectors, IndexConfig(kind="hnsw", ef_search=77))
     write_index(index, tmp_path / "i")
-    back = read_index(tmp_path / "i")
-    assert back.hnsw.efSearch == 77
-    np.testing.assert_array_equal(index.search(queries, 5)[1], back.search(queries, 5)[1])
+    restored = read_index(tmp_path / "i")
+    assert restored.hnsw.efSearch == 77
+    np.testing.assert_array_equal(index.search(queries, 5)[1], restored.search(queries, 5)[1])
 
 
-def test_building_leaves_the_thread_count_alone(vectors: NDArray[np.float32]) -> None:
+def test_build_restores_faiss_thread_count(vectors: NDArray[np.float32]) -> None:
     import faiss
 
     before = faiss.omp_get_max_threads()
@@ -158,14 +162,14 @@ def test_building_leaves_the_thread_count_alone(vectors: NDArray[np.float32]) ->
         faiss.omp_set_num_threads(before)
 
 
-def test_threads_follow_size_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_count_depends_on_size_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert build_threads(SERIAL_UP_TO, IndexConfig()) == 1
-    assert build_threads(SERIAL_UP_TO + 1, IndexConfig()) == 16
-    assert build_threads(10**7, IndexConfig(build_threads=1)) == 1
+    assert thread_count(MAX_SINGLE_THREAD_LABELS, IndexConfig()) == 1
+    assert thread_count(MAX_SINGLE_THREAD_LABELS + 1, IndexConfig()) == 16
+    assert thread_count(10**7, IndexConfig(build_threads=1)) == 1
 
 
-def test_truncated_or_foreign_file_is_refused(vectors: NDArray[np.float32], tmp_path: Path) -> None:
+def test_read_refuses_truncated_and_foreign_files(vectors: NDArray[np.float32], tmp_path: Path) -> None:
     import faiss
 
     limit = faiss.get_deserialization_vector_byte_limit()
@@ -179,21 +183,23 @@ def test_truncated_or_foreign_file_is_refused(vectors: NDArray[np.float32], tmp_
     assert faiss.get_deserialization_vector_byte_limit() == limit
 
 
-def test_a_header_that_asks_for_more_memory_than_the_file_has_is_refused(
+def test_read_refuses_header_that_claims_more_memory_than_the_file(
     vectors: NDArray[np.float32], tmp_path: Path
 ) -> None:
     path = tmp_path / "index.faiss"
     write_index(build_index(vectors, IndexConfig(kind="flat")), path)
     data = bytearray(path.read_bytes())
     size = (vectors.size).to_bytes(8, "little")
-    place = data.index(size)
-    data[place : place + 8] = (1 << 34).to_bytes(8, "little")  # 64 GiB of floats
+    offset = data.index(size)
+    data[offset : offset + 8] = (1 << 34).to_bytes(8, "little")  # 64 GiB of floats
     path.write_bytes(data)
     with pytest.raises(ArtifactError, match="limit"):
         read_index(path)
 
 
-def test_missing_faiss_names_the_command(monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]) -> None:
+def test_missing_faiss_error_names_install_command(
+    monkeypatch: pytest.MonkeyPatch, vectors: NDArray[np.float32]
+) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingExtra, match=r"pip install 'ramen\[cpu\]'"):
         build_index(vectors, IndexConfig())

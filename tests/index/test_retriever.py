@@ -16,13 +16,13 @@ from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, RamenError
 from ramen.index.build import build_index
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, write_retriever
-from ramen.serving.query import as_json, as_table
+from ramen.serving.query import format_json, format_table
 
 POINTS = {"east": (1, 0), "north": (0, 1), "west": (-1, 0), "northeast": (0.6, 0.8)}
 
 
-class Compass:
-    """An encoder of four words, so that every cosine is known."""
+class CompassEncoder:
+    """Encodes four words, so that every cosine is known."""
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return np.array([POINTS[text] for text in texts], np.float32)
@@ -31,12 +31,14 @@ class Compass:
 @pytest.fixture
 def compass() -> Retriever:
     words = ["east", "north", "west"]
-    return Retriever(Compass(), build_index(Compass().encode(words), IndexConfig(kind="flat")), ["E", "N", "W"], words)
+    return Retriever(
+        CompassEncoder(), build_index(CompassEncoder().encode(words), IndexConfig(kind="flat")), ["E", "N", "W"], words
+    )
 
 
 @pytest.fixture
 def saved(artifacts: dict[str, Artifact], tiny_problem: Dataset, tmp_path: Path) -> Path:
-    """A retriever over the labels of the tiny problem; its encoder is `artifacts["model"].path`."""
+    """A saved retriever of the labels of the tiny problem; its encoder is `artifacts["model"].path`."""
     folder = tmp_path / "retriever"
     folder.mkdir()
     model, labels = artifacts["model"], tiny_problem.labels
@@ -52,39 +54,44 @@ def test_hits_are_best_first_with_the_cosine(compass: Retriever) -> None:
     assert [hit.score for hit in hits] == pytest.approx([0.8, 0.6])
 
 
-def test_excluded_labels_make_room_for_the_next(compass: Retriever) -> None:
+def test_excluded_labels_are_replaced_by_the_next_best(compass: Retriever) -> None:
     answers = compass.query(["northeast", "northeast", "east"], 2, [("N",), (), ("E", "no such label")])
     assert [[hit.uid for hit in hits] for hits in answers] == [["E", "W"], ["N", "E"], ["N", "W"]]
     assert compass.query(["east"], 3, [("E", "N", "W")]) == [[]]
 
 
-@pytest.mark.parametrize(("identity", "own"), [("uid", ["N"]), ("text", ["E"]), ("", [])])
-def test_a_query_knows_its_own_label(compass: Retriever, identity: str, own: list[str]) -> None:
+@pytest.mark.parametrize(("identity", "expected"), [("uid", ["N"]), ("text", ["E"]), ("", [])])
+def test_own_labels_are_found_by_uid_or_text(compass: Retriever, identity: str, expected: list[str]) -> None:
     retriever = Retriever(compass.encoder, compass.index, compass.uids, compass.texts, identity)
-    assert list(retriever.own_labels("N", " east ")) == own
+    assert list(retriever.own_labels("N", " east ")) == expected
 
 
-def test_k_beyond_the_labels_returns_all_and_k_below_one_is_refused(compass: Retriever) -> None:
+def test_large_k_returns_all_labels_and_k_below_one_is_refused(compass: Retriever) -> None:
     assert [hit.uid for hit in compass.query(["east"], 50)[0]] == ["E", "N", "W"]
     assert compass.query([], 3) == []
-    with pytest.raises(RamenError, match="k = 0: at least 1"):
+    with pytest.raises(RamenError, match="k = 0: expected at least 1"):
         compass.query(["east"], 0)
 
 
-def test_equal_scores_come_in_label_order() -> None:
+def test_equal_scores_are_in_label_order() -> None:
     words = ["east", "north", "east", "east"]
     retriever = Retriever(
-        Compass(), build_index(Compass().encode(words), IndexConfig(kind="flat")), list("abcd"), words
+        CompassEncoder(), build_index(CompassEncoder().encode(words), IndexConfig(kind="flat")), list("abcd"), words
     )
     assert [hit.uid for hit in retriever.query(["east"], 4)[0]] == ["a", "c", "d", "b"]
 
 
-def test_label_table_of_another_index_is_refused() -> None:
+def test_label_table_of_different_size_is_refused() -> None:
     with pytest.raises(ArtifactError, match="index holds 1 labels, the label table 2"):
-        Retriever(Compass(), build_index(Compass().encode(["east"]), IndexConfig(kind="flat")), ["a", "b"], ["x", "y"])
+        Retriever(
+            CompassEncoder(),
+            build_index(CompassEncoder().encode(["east"]), IndexConfig(kind="flat")),
+            ["a", "b"],
+            ["x", "y"],
+        )
 
 
-def test_loaded_retriever_finds_what_brute_force_finds(
+def test_loaded_retriever_matches_brute_force(
     saved: Path, artifacts: dict[str, Artifact], tiny_problem: Dataset
 ) -> None:
     encoder = load_encoder(artifacts["model"].path, EncoderConfig())
@@ -97,7 +104,7 @@ def test_loaded_retriever_finds_what_brute_force_finds(
 
 
 @pytest.mark.parametrize("name", [INDEX_FILE, LABELS_FILE])
-def test_flipped_bit_is_refused(name: str, saved: Path, artifacts: dict[str, Artifact]) -> None:
+def test_load_refuses_file_with_flipped_bit(name: str, saved: Path, artifacts: dict[str, Artifact]) -> None:
     data = bytearray((saved / name).read_bytes())
     data[len(data) // 2] ^= 1
     (saved / name).write_bytes(data)
@@ -105,7 +112,7 @@ def test_flipped_bit_is_refused(name: str, saved: Path, artifacts: dict[str, Art
         Retriever.load(artifacts["model"].path, saved)
 
 
-def test_another_encoder_is_refused(saved: Path, tmp_path: Path, encoder_folder: Path) -> None:
+def test_load_refuses_another_encoder(saved: Path, tmp_path: Path, encoder_folder: Path) -> None:
     other = shutil.copytree(encoder_folder, tmp_path / "other")
     data = bytearray((other / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -114,25 +121,25 @@ def test_another_encoder_is_refused(saved: Path, tmp_path: Path, encoder_folder:
         Retriever.load(other, saved)
 
 
-def test_missing_and_foreign_tables_are_refused(saved: Path, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+def test_load_refuses_missing_or_invalid_metadata(saved: Path, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
     model = artifacts["model"].path
     with pytest.raises(ArtifactError, match="not a retriever"):
         Retriever.load(model, tmp_path)
     facts = json.loads((saved / FACTS_FILE).read_text())
     (saved / FACTS_FILE).write_text(json.dumps({**facts, "format": 99}))
-    with pytest.raises(ArtifactError, match="format 99, this version reads 1"):
+    with pytest.raises(ArtifactError, match="expected format 1, found 99"):
         Retriever.load(model, saved)
     (saved / FACTS_FILE).write_text("{")
     with pytest.raises(ArtifactError, match="not valid JSON"):
         Retriever.load(model, saved)
 
 
-def test_answers_print_as_table_and_as_json(compass: Retriever) -> None:
+def test_answers_are_formatted_as_table_and_json(compass: Retriever) -> None:
     (hits,) = compass.query(["northeast"], 2)
-    assert as_table(hits).splitlines() == [
+    assert format_table(hits).splitlines() == [
         "rank  cosine  uid  text",
         "   1   0.800  N    north",
         "   2   0.600  E    east",
     ]
-    assert json.loads(as_json(hits))[0] == {"uid": "N", "text": "north", "score": pytest.approx(0.8)}
-    assert as_table([]) == "no labels"
+    assert json.loads(format_json(hits))[0] == {"uid": "N", "text": "north", "score": pytest.approx(0.8)}
+    assert format_table([]) == "no labels"

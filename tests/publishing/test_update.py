@@ -18,7 +18,7 @@ from ramen.artifacts import Artifact, write_texts
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.encoder.loading import load_encoder
 from ramen.errors import DataError, RamenError
-from ramen.index.build import ann_recall, build_index, changed
+from ramen.index.build import ann_recall, build_index, update_index
 from ramen.index.retriever import write_retriever
 from ramen.publishing.publish import publish
 from ramen.publishing.registry import load_version, resolve_version, versions
@@ -28,7 +28,7 @@ from ramen.retrieval import search
 
 @pytest.fixture
 def published(artifacts: dict[str, Artifact], track: Any, tmp_path: Path) -> Callable[..., list[str]]:
-    """Register 30 labels; returns their uids."""
+    """Publish a retriever of 30 labels; return their uids."""
 
     def run(kind: str = "flat") -> list[str]:
         model, folder = artifacts["model"], tmp_path / "retriever"
@@ -48,20 +48,18 @@ def published(artifacts: dict[str, Artifact], track: Any, tmp_path: Path) -> Cal
     return run
 
 
-def _all(version: str) -> dict[str, str]:
+def read_labels(version: str) -> dict[str, str]:
     return {hit.uid: hit.text for hit in load_version("ramen", version).query(["x"], 1000)[0]}
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
-def test_update_is_a_new_version_with_exactly_the_labels_asked_for(
-    published: Callable[..., list[str]], kind: str
-) -> None:
+def test_update_publishes_new_version_with_changed_labels(published: Callable[..., list[str]], kind: str) -> None:
     uids = published(kind)
-    before = _all("champion")
+    before = read_labels("champion")
     changes = Changes({"new": "a label nobody trained on", "l3": "another text"}, frozenset({"l0", "l29"}))
-    made = publish_update("champion", changes, IndexConfig(kind=kind))
-    assert (made.version, made.alias, made.refused) == (2, "champion", "")
-    after = _all("champion")
+    update = publish_update("champion", changes, IndexConfig(kind=kind))
+    assert (update.version, update.alias, update.refused) == (2, "champion", "")
+    after = read_labels("champion")
     kept = {uid: text for uid, text in before.items() if uid not in {"l0", "l29", "l3"}}
     assert after == kept | {"new": "a label nobody trained on", "l3": "another text"}
     assert len(after) == len(uids) - 1
@@ -73,21 +71,21 @@ def test_update_is_a_new_version_with_exactly_the_labels_asked_for(
         assert hit.uid in {"new", "l3"} or hit.score == pytest.approx(old[hit.uid], abs=1e-5)
     tags = versions("ramen")[0].tags
     assert tags["updated_from"] == "1" and tags["labels"] == "29" and tags["dataset"].startswith("d+")
-    assert "psp_at_5" not in tags, "figures of other labels are not this version's"
-    assert (tags["origin.psp_at_5"], tags["origin.dataset"]) == ("30.0", "d"), "the gate knows what the encoder can do"
-    assert set(_all("1")) == set(before), "the version it came from is as it was"
+    assert "psp_at_5" not in tags, "metrics of the old labels do not describe the update"
+    assert (tags["origin.psp_at_5"], tags["origin.dataset"]) == ("30.0", "d"), (
+        "the gate reads the metrics of the original version"
+    )
+    assert set(read_labels("1")) == set(before), "the original version is unchanged"
 
 
-def test_recall_of_an_update_is_no_better_than_what_it_came_from(
-    published: Callable[..., list[str]], store: Path
-) -> None:
+def test_update_recall_is_at_most_that_of_original_version(published: Callable[..., list[str]], store: Path) -> None:
     from mlflow import MlflowClient
 
     published()
     client = MlflowClient(f"sqlite:///{store}")
-    client.set_model_version_tag("ramen", "1", "ann_recall", "0.4")  # as codes that lost most of the vectors
-    made = publish_update("champion", Changes({"new": "a label"}, frozenset()), IndexConfig(kind="flat"))
-    assert versions("ramen")[0].tags["ann_recall"] == "0.4" and "below index.min_recall" in made.refused
+    client.set_model_version_tag("ramen", "1", "ann_recall", "0.4")  # as for codes that compress too much
+    update = publish_update("champion", Changes({"new": "a label"}, frozenset()), IndexConfig(kind="flat"))
+    assert versions("ramen")[0].tags["ann_recall"] == "0.4" and "below index.min_recall" in update.refused
 
 
 @pytest.mark.parametrize(
@@ -98,24 +96,22 @@ def test_recall_of_an_update_is_no_better_than_what_it_came_from(
         (Changes({}, frozenset(f"l{i}" for i in range(30))), "would remove every label"),
     ],
 )
-def test_update_that_makes_no_sense_registers_nothing(
-    published: Callable[..., list[str]], changes: Changes, message: str
-) -> None:
+def test_invalid_update_registers_nothing(published: Callable[..., list[str]], changes: Changes, message: str) -> None:
     published()
     with pytest.raises(RamenError, match=message):
         publish_update("champion", changes, IndexConfig())
     assert resolve_version("ramen", "champion") == 1 and len(versions("ramen")) == 1
 
 
-def test_parquet_files_are_held_to_the_same(tmp_path: Path) -> None:
+def test_broken_parquet_labels_are_refused(tmp_path: Path) -> None:
     add = tmp_path / "add.parquet"
-    for broken, said in (
+    for broken, message in (
         ({"uid": ["a"], "text": [None]}, r"add\.parquet:1: not a label"),
         ({"uid": [1], "text": ["eins"]}, r"add\.parquet:1: not a label"),
         ({"id": ["a"], "text": ["eins"]}, r"add\.parquet:1: expected the columns uid and text, found 'id', 'text'"),
     ):
         pq.write_table(pa.table(broken), add)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             read_changes(add, None)
     add.write_text("no parquet")
     with pytest.raises(DataError, match=r"add\.parquet: cannot be read"):
@@ -124,7 +120,7 @@ def test_parquet_files_are_held_to_the_same(tmp_path: Path) -> None:
     assert read_changes(add, None).added == {"a": "eins"}
 
 
-def test_changes_are_read_and_broken_lines_named(tmp_path: Path) -> None:
+def test_changes_are_read_and_errors_name_the_line(tmp_path: Path) -> None:
     add, remove = tmp_path / "add.jsonl", tmp_path / "gone.txt"
     add.write_text('{"uid": "a", "text": "eins"}\n\n{"uid": "b", "text": "zwei"}\n')
     remove.write_text("c\nd\n\n")
@@ -136,7 +132,7 @@ def test_changes_are_read_and_broken_lines_named(tmp_path: Path) -> None:
     for text, message in [
         ('{"uid": "a", "text": "eins"}\n{"uid": "a"}\n', r"add\.jsonl:2: not a label"),
         ('{"uid": "a", "text": " "}\n', r"add\.jsonl:1: not a label"),
-        ('{"uid": "a", "text": "x"}\n{"uid": "a", "text": "y"}\n', r"add\.jsonl:2: label 'a' comes twice"),
+        ('{"uid": "a", "text": "x"}\n{"uid": "a", "text": "y"}\n', r"add\.jsonl:2: label 'a' is listed twice"),
         ('{"uid": "c", "text": "x"}\n', r"gone\.txt: label 'c' is also in"),
     ]:
         add.write_text(text)
@@ -147,16 +143,16 @@ def test_changes_are_read_and_broken_lines_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf", "IVF32,PQ6x4", "PCA16,IVF16,Flat"])
-def test_changed_index_finds_what_a_new_one_finds(kind: str, unit_rows: NDArray[np.float32]) -> None:
+def test_updated_index_has_recall_of_rebuilt_index(kind: str, unit_rows: NDArray[np.float32]) -> None:
     settings = IndexConfig(kind=kind, nprobe=16)
-    first, later = unit_rows[:2000], unit_rows[2000:]
+    old, new = unit_rows[:2000], unit_rows[2000:]
     keep = np.flatnonzero(np.arange(2000) % 5 != 0)
-    index = changed(build_index(first, settings), keep, later)
-    rows = np.concatenate([first[keep], later])
+    index = update_index(build_index(old, settings), keep, new)
+    rows = np.concatenate([old[keep], new])
     truth = search(unit_rows[::7].copy(), rows, 5)[0]
-    fresh = ann_recall(build_index(rows, settings), unit_rows[::7].copy(), truth, 5)
+    rebuilt_recall = ann_recall(build_index(rows, settings), unit_rows[::7].copy(), truth, 5)
     assert index.ntotal == len(rows)
-    assert ann_recall(index, unit_rows[::7].copy(), truth, 5) > fresh - 0.05
+    assert ann_recall(index, unit_rows[::7].copy(), truth, 5) > rebuilt_recall - 0.05
 
 
 @pytest.fixture
@@ -167,7 +163,7 @@ def unit_rows() -> NDArray[np.float32]:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_commands_end_to_end(published: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_update_promote_and_rollback_commands(published: Callable[..., list[str]], tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     from ramen.cli import cli

@@ -1,4 +1,4 @@
-"""Hostile requests to the serving API: no status 500, no echo, no unbounded body; and many requests at once."""
+"""Hostile and concurrent requests to the serving API: no status 500, no echo of the input, no unbounded body."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from ramen.serving import limits
 
 TEXTS = [f"label {name} {number}" for number in range(5) for name in ("pepper", "rook", "harbour", "comet")]
 EXAMPLES = int(os.environ.get("RAMEN_FUZZ_EXAMPLES", "25"))
-"""Requests of each property; `make fuzz-serving` sends many more."""
+"""Generated requests per test; `make fuzz-serving` sends many more."""
 
 
-class Graph:
-    """As much of a TrainingGraph as the application calls."""
+class FakeTrainingGraph:
+    """The part of TrainingGraph that the application uses."""
 
     digest = "d"
 
@@ -54,7 +54,7 @@ class Graph:
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[FastAPI]:
-    """The application on a registry of two versions, in the arithmetic of processors with bf16."""
+    """The application with a registry of two versions and an encoder in bf16."""
     encoder = load_encoder("tiny", EncoderConfig(name="tiny", precision="bf16"))
     index = build_index(encoder.encode(TEXTS), IndexConfig(kind="flat"))
 
@@ -67,7 +67,7 @@ def app() -> Iterator[FastAPI]:
         patch.setattr(serving, "resolve_version", resolve)
         patch.setattr(serving, "load_version", lambda *_: Retriever(encoder, index, TEXTS, TEXTS))
         patch.setattr(serving, "versions", lambda model: [Version(1, ["champion"], 0, "r", {"p_at_1": "nan"})])
-        yield serving.make_app("ramen", graph=Graph(), ui=True)  # type: ignore[arg-type]
+        yield serving.make_app("ramen", graph=FakeTrainingGraph(), ui=True)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,10 @@ def client(app: FastAPI) -> Iterator[TestClient]:
         yield client
 
 
-def _post(client: TestClient, body: bytes, kind: str = "application/json") -> tuple[int, str]:
-    answer = client.post("/api/query", content=body, headers={"Content-Type": kind})
-    assert len(answer.content) < 5_000, "the input is not repeated"
-    return answer.status_code, answer.text
+def post(client: TestClient, body: bytes, content_type: str = "application/json") -> tuple[int, str]:
+    response = client.post("/api/query", content=body, headers={"Content-Type": content_type})
+    assert len(response.content) < 5_000, "the response must not repeat the input"
+    return response.status_code, response.text
 
 
 HUGE = b"9" * 5000
@@ -112,15 +112,15 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_hostile_body_is_refused_in_few_words(client: TestClient, name: str) -> None:
-    body, status, said = BODIES[name]
-    found, text = _post(client, body)
-    assert found == status and said in text, text
+def test_hostile_body_gets_short_error(client: TestClient, name: str) -> None:
+    body, expected_status, expected_text = BODIES[name]
+    status, text = post(client, body)
+    assert status == expected_status and expected_text in text, text
 
 
 def test_other_content_types_are_refused(client: TestClient) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "x" * 900, ""):
-        status, text = _post(client, b'{"text": "x"}', kind)
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", "x" * 900, ""):
+        status, text = post(client, b'{"text": "x"}', content_type)
         assert status == 415 and "expected 'application/json'" in text
 
 
@@ -129,61 +129,58 @@ def test_longest_valid_body_is_answered(client: TestClient) -> None:
     assert client.post("/api/query", json=body).status_code == 200
 
 
-def test_body_that_never_ends_is_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_DISCARDED", 4 << 20)
-    sent = 0
+def test_endless_body_is_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_DISCARDED_BYTES", 4 << 20)
 
     def chunks() -> Iterator[bytes]:
-        nonlocal sent
         for _ in range(1000):
-            sent += 1 << 16
             yield b"x" * (1 << 16)
 
-    answer = client.post("/api/query", content=chunks(), headers={"Content-Type": "application/json"})
-    assert answer.status_code == 413 and "larger" in answer.text
+    response = client.post("/api/query", content=chunks(), headers={"Content-Type": "application/json"})
+    assert response.status_code == 413 and "larger" in response.text
 
 
-def test_registry_out_of_reach_is_503_and_names_no_host(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_registry_is_503_without_host_names(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RamenError("MLflow at postgresql://u:geheim@db.internal/mlflow: refused")
 
     monkeypatch.setattr(serving, "versions", fail)
     monkeypatch.setattr(serving, "resolve_version", fail)
-    for answer in (
+    for response in (
         client.get("/api/versions"), client.post("/api/query", json={"text": "x", "version": "other"}),
     ):  # fmt: skip
-        assert answer.status_code == 503 and "db.internal" not in answer.text and "log" in answer.json()["detail"]
-    assert client.post("/api/query", json={"text": "x"}).status_code == 200, "what is in memory keeps answering"
+        assert response.status_code == 503 and "db.internal" not in response.text and "log" in response.json()["detail"]
+    assert client.post("/api/query", json={"text": "x"}).status_code == 200, "loaded versions keep answering"
 
 
-def test_explanations_and_queries_at_once_are_answered_as_alone(client: TestClient) -> None:
+def test_concurrent_requests_get_same_answers_as_sequential_ones(client: TestClient) -> None:
     bodies = [{"text": f"rook {i}", "k": 5, "explain": i % 2 == 0, "version": "12"[i % 2]} for i in range(40)]
 
     def scores(body: dict[str, Any]) -> list[float]:
-        answer = client.post("/api/query", json=body)
-        assert answer.status_code == 200, answer.text
-        labels = answer.json()["labels"]
+        response = client.post("/api/query", json=body)
+        assert response.status_code == 200, response.text
+        labels = response.json()["labels"]
         return [label["score"] for label in labels] + [
-            one["cosine"] for label in labels for one in label.get("anchors", ())
+            anchor["cosine"] for label in labels for anchor in label.get("anchors", ())
         ]
 
-    alone = [scores(body) for body in bodies]
+    sequential = [scores(body) for body in bodies]
     with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(scores, bodies * 2))
-    np.testing.assert_allclose(np.concatenate(together), np.concatenate(alone * 2), atol=2e-2)
+        concurrent = list(pool.map(scores, bodies * 2))
+    np.testing.assert_allclose(np.concatenate(concurrent), np.concatenate(sequential * 2), atol=2e-2)
 
 
-def test_encoder_may_be_called_from_several_threads() -> None:
+def test_encoder_is_thread_safe() -> None:
     encoder = load_encoder("tiny", EncoderConfig(name="tiny", precision="bf16"))
-    alone = load_encoder("tiny", EncoderConfig(name="tiny", precision="bf16")).encode(TEXTS)
+    expected = load_encoder("tiny", EncoderConfig(name="tiny", precision="bf16")).encode(TEXTS)
     with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(lambda _: encoder.encode(TEXTS), range(60)):
-            np.testing.assert_allclose(found, alone, atol=1e-6)
+        for vectors in pool.map(lambda _: encoder.encode(TEXTS), range(60)):
+            np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda of: st.lists(of) | st.dictionaries(st.text(), of),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
 )
 bodies = st.binary() | json_values.map(lambda value: json.dumps(value).encode()) | st.fixed_dictionaries(
     {"text": st.text() | json_values},
@@ -194,14 +191,14 @@ bodies = st.binary() | json_values.map(lambda value: json.dumps(value).encode())
 @settings(max_examples=2 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=EXAMPLES == 25)
 @given(body=bodies)
 def test_any_body_is_answered_or_refused(client: TestClient, body: bytes) -> None:
-    status, text = _post(client, body)
+    status, text = post(client, body)
     assert status in (200, 404, 413, 422), text
 
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 
 
-def test_api_keeps_to_its_openapi_page(app: FastAPI) -> None:
+def test_responses_conform_to_openapi_schema(app: FastAPI) -> None:
     statuses: Counter[int] = Counter()
     schema = schemathesis.openapi.from_asgi("/api/openapi.json", app)
     for operation in schema.get_all_operations():
@@ -212,9 +209,9 @@ def test_api_keeps_to_its_openapi_page(app: FastAPI) -> None:
         )  # fmt: skip
         @given(case=operation.ok().as_strategy())
         def conforms(case: Any) -> None:
-            answer = case.call()
-            statuses[answer.status_code] += 1
-            case.validate_response(answer, checks=CHECKS)
+            response = case.call()
+            statuses[response.status_code] += 1
+            case.validate_response(response, checks=CHECKS)
 
         conforms()
     assert statuses[200] > 3, statuses

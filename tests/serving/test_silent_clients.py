@@ -1,4 +1,4 @@
-"""Clients that connect and send no request, or send it byte by byte."""
+"""Clients that connect and send no complete request."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     app = FastAPI()
 
     @app.get("/")
-    def slow() -> str:
+    def answer_slowly() -> str:
         time.sleep(1.0)
         return "ready"
 
-    listening = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(app, http=server._Protocol, log_level="warning"))
-    thread = threading.Thread(target=running.run, args=([listening],))
+    bound = socket.create_server(("127.0.0.1", 0))
+    running = uvicorn.Server(uvicorn.Config(app, http=server.HeaderTimeoutProtocol, log_level="warning"))
+    thread = threading.Thread(target=running.run, args=([bound],))
     thread.start()
-    yield listening.getsockname()
+    yield bound.getsockname()
     running.should_exit = True
     thread.join()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", bytes(range(128, 228))])
-def test_connection_without_a_request_is_closed(sent: bytes, address: tuple[str, int]) -> None:
+def test_connection_without_complete_headers_is_closed(sent: bytes, address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=10) as client:
         client.sendall(sent)
         received = b"".join(iter(lambda: client.recv(4096), b""))
         assert received == b"" or received.startswith(b"HTTP/1.1 400")
 
 
-def test_slow_answers_are_waited_for_and_connections_are_used_again(address: tuple[str, int]) -> None:
+def test_slow_answers_do_not_time_out_and_connections_are_reused(address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=10) as client:
         for _ in range(2):
             client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -70,7 +70,7 @@ def test_stopped_in_the_middle_it_goes_on_and_ends_bit_identical(
 
     train(tiny_artifacts, tmp_path / "whole", NGAME)
     sessions: list[object] = []
-    plain, advance, calls = classifier.classify, Progress.advance, 0
+    plain, advance, calls = classifier.train_classifiers, Progress.advance, 0
 
     def remember(session: object, *rest: object) -> object:
         sessions.append(session)
@@ -84,7 +84,7 @@ def test_stopped_in_the_middle_it_goes_on_and_ends_bit_identical(
             if calls == at:
                 sessions[-1].interrupted = True  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("ramen.training.stage.classify", remember)
+    monkeypatch.setattr("ramen.training.stage.train_classifiers", remember)
     monkeypatch.setattr(Progress, "advance", stop)
     inputs = {**tiny_artifacts, "warm_model": tmp_path / "whole" / "warm_model"}
     outputs = {"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"}

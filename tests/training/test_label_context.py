@@ -15,10 +15,10 @@ from ramen.config import EncoderConfig, TrainingConfig
 from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.encoder.label_vectors import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_encoder
-from ramen.training.labels.context import PARSIMONY, PRIOR, _chosen, _judged
-from ramen.training.labels.selection import FEWEST, HeldOutRanking
-from ramen.training.setup import Session, split_validation
-from ramen.training.trainer import FEW
+from ramen.training.heldout import HeldOut, split_held_out
+from ramen.training.labels.context import PARSIMONY, PRIOR, choose_share, compare_context_shares
+from ramen.training.labels.selection import FEWEST, SelectionSample
+from ramen.training.trainer import Trainer
 
 from training_recipe import changed, train
 
@@ -96,17 +96,17 @@ def test_few_held_out_documents_with_a_label_choose_nothing_and_it_is_said(
     coded: dict[str, Path], tmp_path: Path, labelled: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     problem = Dataset.read(coded["dataset"])
-    held_out, _ = split_validation(problem, TrainingConfig.model_validate(RECIPE["training"]))
+    held_out, _ = split_held_out(problem, TrainingConfig.model_validate(RECIPE["training"]))
     y = problem.y_train.tolil()
     y[held_out[labelled:]] = 0
     artifacts = on_disk(replace(problem, y_train=y.tocsr()), tmp_path / "few")
     ngame = {"base": {"name": "ngame", "random_labels": 0.5}, "classifier": {"epochs": 1}}
     metrics = train(artifacts, tmp_path / "out", RECIPE | ngame)
     said = capfd.readouterr().err
-    few = f": {labelled} held-out documents have a label, and {FEWEST} are needed to choose by; raise training.valid"
+    few = f": {labelled} held-out documents have a label, {FEWEST} are needed; raise training.valid"
     enough = labelled == FEWEST
     assert ("warning: no label context" + few in said) == (not enough)
-    assert ("warning: classifiers count 0.5 of the score" + few in said) == (not enough)
+    assert ("warning: the classifiers' share is 0.5" + few in said) == (not enough)
     assert (metrics.get("context/told", 0) > 0) == enough
     assert enough or metrics["classifier/share"] == 0.5
 
@@ -143,11 +143,11 @@ def test_of_shares_as_good_as_the_best_the_smallest_is_chosen_and_none_that_wins
     half, best, lucky = plain + 0.1 + noise[0], plain + 0.101 + noise[1], plain + 0.002 + noise[2]
     assert ttest_rel(best, half).pvalue > 0.3 and ttest_rel(lucky, plain).pvalue > 0.3
     gain = np.stack([plain, half, best])
-    assert _chosen(gain, -gain, PARSIMONY) == 1 and _chosen(gain, -gain, 0.0) == 2
+    assert choose_share(gain, -gain, PARSIMONY) == 1 and choose_share(gain, -gain, 0.0) == 2
     gain = np.stack([plain, lucky])
-    assert _chosen(gain, -gain, 0.0) == _chosen(gain, -gain, PARSIMONY) == 0
+    assert choose_share(gain, -gain, 0.0) == choose_share(gain, -gain, PARSIMONY) == 0
     gain = np.stack([plain, half])
-    assert _chosen(gain, np.zeros_like(gain), PARSIMONY) == 0, "the whole ranking must gain too"
+    assert choose_share(gain, np.zeros_like(gain), PARSIMONY) == 0, "the whole ranking must gain too"
 
 
 def test_what_judges_a_classifier_is_not_in_the_labels_it_judges(
@@ -155,10 +155,10 @@ def test_what_judges_a_classifier_is_not_in_the_labels_it_judges(
 ) -> None:
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def classify(session: Session, *rest: np.ndarray) -> None:
-        seen.append((session.validation.documents, rest[-1]))
+    def classify(trainer: Trainer, *rest: np.ndarray) -> None:
+        seen.append((trainer.inputs.held_out.rows, rest[-1]))
 
-    monkeypatch.setattr("ramen.training.stage.classify", classify)
+    monkeypatch.setattr("ramen.training.stage.train_classifiers", classify)
     sections = RECIPE | {"objective": {"label_context": "documents", "graphs": False}}
     metrics = train(coded, tmp_path / "out", sections)
     ((held_out, unseen),) = seen
@@ -174,15 +174,14 @@ def test_what_judges_a_classifier_is_not_in_the_labels_it_judges(
     np.testing.assert_allclose(unseen, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(("each", "unseen"), [(2, []), (2, [8, 11]), (3 * FEW, [])])
+@pytest.mark.parametrize(("each", "unseen"), [(2, []), (2, [8, 11]), (300, [])])
 def test_gains_are_scipys_among_the_wrong_labels_that_training_may_see(each: int, unseen: list[int]) -> None:
     rng, width = np.random.default_rng(1), 6 * each
     documents, labels, mean = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, width, width))
     y = sp.csr_matrix(sum(np.eye(5, width, k=3 * i, dtype=np.float32) for i in range(each)))
     ignored = sp.csr_matrix(np.eye(5, width, k=1, dtype=np.float32))
-    gain, log_rank = _judged(
-        HeldOutRanking(np.arange(5), documents, y, ignored, np.array(unseen, np.int64)), labels, mean, (0.0, 0.5)
-    )
+    held_out = HeldOut(np.arange(5), y, ignored, np.array(unseen, np.int64))
+    gain, log_rank = compare_context_shares(SelectionSample(held_out, documents), labels, mean, (0.0, 0.5))
     for number, share in enumerate((0.0, 0.5)):
         vectors = labels + share * mean
         scores = documents @ (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).T
@@ -203,7 +202,7 @@ def test_a_mean_that_only_flattens_the_scores_gains_nothing() -> None:
     x, z = both.copy(), both.copy()
     x[:, :4], z[:, :4] = documents, labels
     y = sp.identity(40, np.float32, "csr")
-    judges = HeldOutRanking(np.arange(40), x, y, sp.csr_matrix((40, 40), dtype=np.float32), np.zeros(0, np.int64))
-    gain, log_rank = _judged(judges, z, common, (0.0, 1.0))
+    held_out = HeldOut(np.arange(40), y, sp.csr_matrix((40, 40), dtype=np.float32), np.zeros(0, np.int64))
+    gain, log_rank = compare_context_shares(SelectionSample(held_out, x), z, common, (0.0, 1.0))
     np.testing.assert_allclose(gain[0], gain[1])
     np.testing.assert_allclose(log_rank[0], log_rank[1])

@@ -16,8 +16,7 @@ from ramen.data.dataset import AnchorSet, Dataset
 from ramen.errors import ConfigError, Interrupted
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.stages import run_stage
-from ramen.training.oracle import FILES, enriched, read_oracle
-from ramen.training.setup import Session
+from ramen.training.oracle import FILES, add_anchor_texts, read_oracle
 from ramen.training.trainer import Trainer
 
 from training_recipe import changed, history, same, train
@@ -26,7 +25,7 @@ WITH = {"enabled": True, "epochs": 3, "max_length": 24}
 
 
 def read(problem: Dataset, artifacts: dict[str, Path], most: int = 24, seed: int = 0) -> Dataset:
-    return enriched(problem, read_graphs(artifacts["graph"]), "inverse_sqrt_degree", most, seed)
+    return add_anchor_texts(problem, read_graphs(artifacts["graph"]), "inverse_sqrt_degree", most, seed)
 
 
 def test_it_reads_each_text_and_its_anchors_and_no_name_of_a_match(
@@ -62,7 +61,7 @@ def test_a_document_does_not_read_its_labels_nor_a_label_its_documents(
         ),
     }
     problem = replace(tiny_problem, anchor_sets=sets)
-    seen = enriched(problem, graphs_of(problem), "uniform", 24, 0)
+    seen = add_anchor_texts(problem, graphs_of(problem), "uniform", 24, 0)
     assert seen.train.texts == documents.texts and seen.labels.texts == labels.texts
 
 
@@ -83,13 +82,13 @@ def test_it_reads_as_much_as_asked_from_a_folder_that_reads_less(
 ) -> None:
     train(tiny_artifacts, tmp_path / "plain")  # a folder whose own limit is 16 tokens
     seen: list[tuple[int, int]] = []
-    plain = Session.__init__
 
-    def look(self: Session, *args: object, **kwargs: object) -> None:
-        plain(self, *args, **kwargs)  # type: ignore[arg-type]
-        seen.append((self.encoder.settings.max_length, int(self.texts.store.lengths.max())))
+    def record(self: Trainer) -> None:
+        seen.append((self.encoder.settings.max_length, int(self.inputs.texts.store.lengths.max())))
+        resume(self)
 
-    monkeypatch.setattr(Session, "__init__", look)
+    resume = Trainer.resume
+    monkeypatch.setattr(Trainer, "resume", record)
     train(tiny_artifacts, tmp_path / "guided", changed(encoder={"name": str(tmp_path / "plain/model")}, guidance=WITH))
     assert [length for length, _ in seen] == [24, 16, 16] and seen[0][1] > 16
 
@@ -131,7 +130,7 @@ def test_stopped_while_the_oracle_learns_and_after_it_ends_bit_identical(
         nonlocal seen
         seen += 1
         if seen in stops:
-            self.stop = lambda: True
+            self.interrupted = True
         return plain(self, step)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Trainer, "train_step", stop)

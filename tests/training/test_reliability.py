@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +18,7 @@ from ramen.artifacts import open_artifact
 from ramen.errors import ArtifactError, Interrupted, RamenError
 from ramen.stages import run_stage
 from ramen.training.checkpoint import load_optimizer_tensors, optimizer_tensors
-from ramen.training.setup import Session
+from ramen.training.heldout import HeldOutLoss
 from ramen.training.trainer import Trainer
 
 from training_recipe import SECTIONS, changed, train
@@ -42,8 +42,8 @@ def interrupted(tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: py
     plain = Trainer.train_step
 
     def stop_at_five(self: Trainer, step: Any) -> dict[str, float]:
-        if self.position.global_step == 5:
-            self.stop = lambda: True
+        if self.state.global_step == 5:
+            self.interrupted = True
         return plain(self, step)
 
     monkeypatch.setattr(Trainer, "train_step", stop_at_five)
@@ -103,17 +103,18 @@ def test_a_stop_while_encoding_loses_nothing(
     is judged by, in the middle of a step, goes on to the step's end."""
     sections = changed(**more)
     train(tiny_artifacts, tmp_path / "whole", sections)
-    calls, plain = 0, Session.embed
+    calls = 0
+    patched, name = (HeldOutLoss, "__call__") if more else (Trainer, "embed")
+    plain = getattr(patched, name)
 
-    def stop(self: Session, texts: np.ndarray, *, may_stop: bool = True) -> np.ndarray:
+    def interrupt(self: Any, *args: Any) -> Any:
         nonlocal calls
-        if not more or not may_stop:
-            calls += 1
-            if calls == call:
-                self.interrupted = True
-        return plain(self, texts, may_stop=may_stop)
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, *args)
 
-    monkeypatch.setattr(Session, "embed", stop)
+    monkeypatch.setattr(patched, name, interrupt)
     inputs = {
         **{name: tiny_artifacts[name] for name in ("dataset", "graph")},
         "warm_model": tmp_path / "whole/warm_model",

@@ -16,7 +16,7 @@ from ramen.stages import run_stage
 from ramen.tracking import NullTracker
 from ramen.training import schedule as planning
 from ramen.training.checkpoint import TrainingState
-from ramen.training.schedule import Clock, Plan, settled
+from ramen.training.schedule import Clock, Schedule, has_settled
 from ramen.training.trainer import Trainer
 
 from training_recipe import StopAt, changed, history, train
@@ -32,7 +32,7 @@ def epochs_until_settled(curve: Any, noise: float = 0.0, seed: int = 0) -> int:
     gains: list[float] = []
     for epoch in range(1, 200):
         gains.append(curve(epoch) + noise * rng.standard_normal())
-        if settled(records(gains)):
+        if has_settled(records(gains)):
             return epoch
     return 200
 
@@ -59,34 +59,36 @@ def test_noise_of_a_few_hundred_documents_rarely_ends_a_rise() -> None:
 
 
 def test_epochs_that_were_not_evaluated_do_not_count() -> None:
-    assert not settled([{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 7)]), "three evaluations"
-    assert settled([{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 8)])
+    assert not has_settled([{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 7)]), (
+        "three evaluations"
+    )
+    assert has_settled([{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 8)])
     rising = [{"epoch": i, "val_gain": float(i) if i % 3 == 0 else None} for i in range(1, 13)]
-    assert not settled(rising), "a point an epoch"
+    assert not has_settled(rising), "a point an epoch"
 
 
-def plan(held_out: int = 500, steps: int = 20, **training: Any) -> Plan:
-    return Plan(TrainingConfig(**training), steps, held_out)
+def plan(held_out: int = 500, steps: int = 20, **training: Any) -> Schedule:
+    return Schedule(TrainingConfig(**training), steps, held_out)
 
 
-def run(made: Plan, curve: Any, every: int = 1) -> tuple[TrainingState, list[float]]:
+def run(made: Schedule, curve: Any, closing: Any = lambda: 0.0) -> tuple[TrainingState, list[float]]:
     """What a training loop does with a plan: the position it ends at, and the rate of each step."""
     position, rates = TrainingState(), []
-    made.warming = True
-    while position.epoch < made.most:
-        if made.warming and (position.epoch >= made.warmup_epochs or position.ended):
-            made.warming = position.ended = False
+    made.is_warmup = True
+    while position.epoch < made.max_epochs:
+        if made.is_warmup and (position.epoch >= made.warmup_epochs or position.ended):
+            made.is_warmup = position.ended = False
         if position.ended:
             break
         for index in range(made.steps_per_epoch):
-            if index and made.cut(position):
+            if index and made.end_if_out_of_time(position, closing):
                 break
             rates.append(made.rate(position.global_step))
             position.global_step += 1
-        made.cut(position)
+        made.end_if_out_of_time(position, closing)
         position.epoch += 1
         position.history.append({"epoch": position.epoch, "val_gain": curve(position.epoch)})
-        made.review(position)
+        made.end_if_settled(position)
     return position, rates
 
 
@@ -119,7 +121,7 @@ def test_tiny_data_are_trained_for_enough_steps() -> None:
 def test_without_held_out_documents_training_lasts_eight_epochs() -> None:
     position, _ = run(plan(held_out=10), lambda epoch: 0.0)
     assert position.epoch == 8
-    assert not plan(held_out=10).decides and plan(held_out=50).decides
+    assert not plan(held_out=10).can_decide and plan(held_out=50).can_decide
 
 
 def test_minutes_are_kept_whatever_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +130,7 @@ def test_minutes_are_kept_whatever_the_pace(monkeypatch: pytest.MonkeyPatch) -> 
     for pace in (0.05, 1.0, 7.0):
         now[0] = 0.0
         made = plan(max_minutes=10, max_epochs=10_000)
-        made.clock, made.reserve = Clock(), lambda: 30.0
+        made.clock = Clock()
         ordinary = made.rate
 
         def rate(step: int, pace: float = pace, ordinary: Any = ordinary) -> float:
@@ -136,7 +138,7 @@ def test_minutes_are_kept_whatever_the_pace(monkeypatch: pytest.MonkeyPatch) -> 
             return ordinary(step)
 
         made.rate = rate  # type: ignore[method-assign]
-        position, _ = run(made, lambda epoch: epoch)
+        position, _ = run(made, lambda epoch: epoch, lambda: 30.0)
         assert position.ended and 600 - 30 <= now[0] <= 600 - 30 + 1.01 * pace
 
 
@@ -144,10 +146,10 @@ def test_a_warm_up_takes_its_share_of_the_minutes(monkeypatch: pytest.MonkeyPatc
     now = [0.0]
     monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
     made = plan(max_minutes=10)
-    made.clock, made.warming = Clock(), True
-    assert not made.cut(TrainingState())
+    made.clock, made.is_warmup = Clock(), True
+    assert not made.end_if_out_of_time(TrainingState(), lambda: 0.0)
     now[0] = 241.0
-    assert made.cut(TrainingState()), "two fifths"
+    assert made.end_if_out_of_time(TrainingState(), lambda: 0.0), "two fifths"
 
 
 def test_epochs_are_a_number_or_auto() -> None:

@@ -25,10 +25,11 @@ from ramen.encoder.model import SETTINGS_FILE
 from ramen.errors import ArtifactError, ConfigError, DataError, Interrupted, RamenError
 from ramen.graph.metadata import read_graphs
 from ramen.stages import run_stage
+from ramen.training.heldout import HeldOut, split_held_out
 from ramen.training.schedule import linear_schedule
-from ramen.training.setup import Session, split_validation, validation_set
+from ramen.training.setup import make_optimizer
 from ramen.training.step_sampler import Step
-from ramen.training.trainer import Trainer, make_optimizer
+from ramen.training.trainer import Trainer
 
 from training_recipe import SECTIONS, StopAt, changed, history, same, train
 
@@ -53,7 +54,7 @@ def test_nothing_of_a_training_stays_in_memory(tiny_artifacts: dict[str, Path], 
     gc.disable()  # Python may not get round to it in time: what waits are gigabytes in a handful of objects
     try:
         train(tiny_artifacts, tmp_path / "out", SECTIONS)
-        assert not [each for each in gc.get_objects() if type(each) is Session]
+        assert not [each for each in gc.get_objects() if type(each) is Trainer]
     finally:
         gc.enable()
 
@@ -125,7 +126,7 @@ def test_pruning_starts_from_the_original_and_obeys_the_threshold(
 ) -> None:
     train(tiny_artifacts, tmp_path / "all", changed(pruning={"rule": "threshold", "threshold": 1.0}))
     pruned = read_graphs(tmp_path / "all" / "pruned_graph")
-    held_out = set(split_validation(tiny_problem, TrainingConfig(validation_fraction=0.1))[0].tolist())
+    held_out = set(split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.1))[0].tolist())
     for sides in pruned.values():
         assert sides["labels"].num_edges == 0
         assert set(sides["train"].rows().tolist()) <= held_out, "no step draws these, so they were never judged"
@@ -152,25 +153,24 @@ def test_pruning_stops_when_validation_stops_improving_and_training_goes_on(
 def test_held_out_documents_are_never_trained_on(
     tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    held_out, kept = split_validation(tiny_problem, TrainingConfig(validation_fraction=0.1))
+    held_out, kept = split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.1))
     assert len(held_out) == 6 and len(kept) == 54 and not set(held_out) & set(kept)
     train(tiny_artifacts, tmp_path)
     assert open_artifact(tmp_path / "model", "model").counts["documents"] == 54
 
 
-def test_of_many_held_out_documents_a_part_is_looked_at(tiny_problem: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_ranks_labels_for_a_sample_of_many_held_out_documents(tiny_problem: Dataset) -> None:
     rng = np.random.default_rng(0)
     labels = rng.standard_normal((30, 8)).astype(np.float32)
     held_out = np.arange(3, 43)
-    whole = validation_set(tiny_problem, held_out, tiny_problem.filter_train)
-    assert whole.sampled() is whole
-    monkeypatch.setattr("ramen.training.trainer.JUDGES", 10)
-    part = whole.sampled()
-    assert len({*part.documents}) == 10 and {*part.documents} < {*held_out}
-    documents = rng.standard_normal((len(part.documents), 8)).astype(np.float32)
-    documents[:5] = 9 * labels[tiny_problem.y_train[part.documents[:5]].toarray().argmax(1)]
-    scores = np.where(tiny_problem.filter_train[part.documents].toarray() > 0, -np.inf, documents @ labels.T)
-    best = tiny_problem.y_train[part.documents].toarray()[np.arange(10), scores.argmax(1)]
+    whole = HeldOut.of(tiny_problem, held_out, tiny_problem.filter_train)
+    assert whole.evenly_spaced(40) is whole
+    part = whole.evenly_spaced(10)
+    assert len({*part.rows}) == 10 and {*part.rows} < {*held_out}
+    documents = rng.standard_normal((len(part), 8)).astype(np.float32)
+    documents[:5] = 9 * labels[tiny_problem.y_train[part.rows[:5]].toarray().argmax(1)]
+    scores = np.where(tiny_problem.filter_train[part.rows].toarray() > 0, -np.inf, documents @ labels.T)
+    best = tiny_problem.y_train[part.rows].toarray()[np.arange(10), scores.argmax(1)]
     assert part.quality(documents, labels).p_at_1 == pytest.approx(100 * best.mean())
     assert best.sum() >= 5
 
@@ -181,7 +181,7 @@ def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents
     documents = np.eye(30, dtype=np.float32)[problem.y_train[held_out].argmax(1).A1]
     labels = np.eye(30, dtype=np.float32)
     labels[problem.unseen] = 2.0  # first for every document
-    assert validation_set(problem, held_out, problem.filter_train).quality(documents, labels).p_at_1 == 100.0
+    assert HeldOut.of(problem, held_out, problem.filter_train).quality(documents, labels).p_at_1 == 100.0
 
 
 def test_groups_are_held_out_whole(tiny_problem: Dataset, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_groups_are_held_out_whole(tiny_problem: Dataset, tmp_path: Path) -> Non
     problem = replace(tiny_problem, groups=groups)
     wanted = set()
     for seed in range(5):
-        held_out, kept = split_validation(problem, TrainingConfig(validation_fraction=0.2, seed=seed))
+        held_out, kept = split_held_out(problem, TrainingConfig(validation_fraction=0.2, seed=seed))
         assert not set(groups[held_out]) & set(groups[kept]) and sorted([*held_out, *kept]) == list(range(60))
         assert len(held_out) in (8, 12), "of 12 at most: one group of 12, or both of 4; 20 never fit"
         wanted.add(tuple(held_out))
@@ -203,10 +203,10 @@ def test_large_groups_are_held_out_last(tiny_problem: Dataset) -> None:
     groups = np.concatenate([np.repeat([0, 1], 20), np.arange(2, 22)])
     problem = replace(tiny_problem, groups=groups)
     for seed in range(10):
-        held_out, _ = split_validation(problem, TrainingConfig(validation_fraction=0.2, seed=seed))
+        held_out, _ = split_held_out(problem, TrainingConfig(validation_fraction=0.2, seed=seed))
         assert len(held_out) == 12 and groups[held_out].min() > 1, "20 documents of other groups suffice"
     large = replace(problem, groups=np.repeat([0, 1, 2], 20))
-    assert len(split_validation(large, TrainingConfig(validation_fraction=0.4))[0]) == 20, "there are only large groups"
+    assert len(split_held_out(large, TrainingConfig(validation_fraction=0.4))[0]) == 20, "there are only large groups"
 
 
 def test_groups_too_large_to_be_held_out_are_told(
@@ -214,7 +214,7 @@ def test_groups_too_large_to_be_held_out_are_told(
 ) -> None:
     artifacts = on_disk(replace(tiny_problem, groups=np.repeat([0, 1], 30)), tmp_path)
     train(artifacts, tmp_path, changed(training={"epochs": 2, "validation_fraction": 0.1}, pruning={"enabled": False}))
-    said = "warning: training.validation_fraction = 0.1 holds out no document, since every group of documents is larger"
+    said = "warning: training.validation_fraction = 0.1 holds out no document (every group of documents is larger)"
     assert said in capfd.readouterr().err
 
 
@@ -225,8 +225,8 @@ def test_texts_cut_at_the_limit_are_told(
     for name, problem, told in (("short", tiny_problem, False), ("long", long, True)):
         train(on_disk(problem, tmp_path / name), tmp_path / name, changed(training={"epochs": 2}))
         said = capfd.readouterr().err
-        assert ("warning: 100 % of labels reach encoder.max_length = 16 tokens and are cut there" in said) == told
-        assert ("are cut there" in said) == told
+        assert ("warning: encoder.max_length = 16 tokens truncates 100 % of labels" in said) == told
+        assert ("truncates" in said) == told
 
 
 @pytest.mark.parametrize(("stage", "after"), [("warmup", 1), ("prune-retrain", 2)])
@@ -253,7 +253,7 @@ def test_no_held_out_document_is_an_anchor_in_training(tiny_problem: Dataset, tm
     own = AnchorSet(tiny_problem.train, sp.identity(60, np.float32, "csr"), sp.csr_matrix(tiny_problem.y_train.T))
     artifacts = on_disk(replace(tiny_problem, anchor_sets={"pages": own}), tmp_path)
     train(artifacts, tmp_path, changed(training={"validation_fraction": 0.4}, pruning={"enabled": False}))
-    kept = split_validation(tiny_problem, TrainingConfig(validation_fraction=0.4))[1]
+    kept = split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.4))[1]
     used = set(read_graphs(tmp_path / "pruned_graph")["pages"]["labels"].indices.tolist())
     assert used <= set(kept.tolist()) and len(used) > 30
 
@@ -339,7 +339,7 @@ def test_a_graph_of_other_data_is_refused_before_anything_trains(
 
 def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
     y = tiny_problem.y_train.tolil()
-    y[split_validation(tiny_problem, TrainingConfig(validation_fraction=0.1))[0]] = 0
+    y[split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.1))[0]] = 0
     artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
     with pytest.raises(ConfigError, match=r"held-out document with a label.*raise training.validation_fraction"):
         train(artifacts, tmp_path, changed(bandit={"enabled": True}))
@@ -348,7 +348,7 @@ def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Dataset, t
 def test_a_loss_that_is_not_finite_stops_with_the_step(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramen.training.trainer.total", lambda terms, weights: terms["task"] * torch.inf)
+    monkeypatch.setattr("ramen.training.step_loss.total", lambda terms, weights: terms["task"] * torch.inf)
     with pytest.raises(RamenError, match=r"loss is (inf|nan) at step 0 .*training\.lr"):
         train(tiny_artifacts, tmp_path, changed())
 
