@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.artifacts import Artifact
-from ramen.config import Config, TrainingConfig
+from ramen.config import Config, ScoringConfig, TrainingConfig
 from ramen.data.dataset import Dataset, Texts, read_test_edges
 from ramen.data.filters import heldout_filter
 from ramen.encoder.label_vectors import encode_labels, with_context
@@ -86,6 +86,38 @@ class ProbeDocuments:
     groups: NDArray[np.int64] | None
 
 
+@dataclass(frozen=True)
+class _Evaluator:
+    """Ranks labels for the probed documents and measures the rankings.
+
+    Attributes:
+        candidates: int64, the labels to rank; None = all.
+        inv_p: float64 [L], inverse propensities.
+        weights: of the metrics' denominators, see `document_weights`.
+    """
+
+    probed: ProbeDocuments
+    candidates: NDArray[np.int64] | None
+    inv_p: NDArray[np.float64]
+    weights: Mapping[str, NDArray[np.float64]]
+    scoring: ScoringConfig
+
+    def rank(self, documents: Vectors, labels: Vectors) -> NDArray[np.int64]:
+        """Return the top labels of each document, int64 [V, 100], padded with L."""
+        indices, scores = search(documents, labels, self.scoring.retrieve, self.scoring.chunk, self.candidates)
+        return apply_filter(indices, scores, self.probed.ignored, DEPTH)[0]
+
+    def measure(self, ranking: NDArray[np.int64]) -> PerDocument:
+        """Return each document's contribution to the metrics."""
+        values = metrics_by_document(ranking, self.probed.y, self.inv_p, {})
+        return PerDocument(self.probed.texts.uids, values, self.weights, self.probed.groups)
+
+    def gain(self, base: PerDocument, documents: Vectors, labels: Vectors) -> dict[str, Gain]:
+        """Return the gains of ranking by these vectors over a base, for `METRICS`."""
+        gains = paired_gains(self.measure(self.rank(documents, labels)), base)
+        return {key: gains[key] for key in METRICS if key in gains}
+
+
 def probe(
     dataset: Artifact, graph: Artifact, model: Artifact | None, config: Config, on_test: bool
 ) -> tuple[dict[str, float], dict[str, ProbeResult]]:
@@ -110,44 +142,23 @@ def probe(
         probed = _test_documents(dataset.path, data, graphs)
     else:
         training = config.training if model is None else _read_training_section(model, dataset)
-        held_out, _ = split_held_out(data, training)
-        if not len(held_out):
-            raise DataError(
-                Defect(str(dataset.path), "no held-out document to probe", "set training.validation_fraction above 0")
-            )
-        probed = _held_out_documents(data, graphs, held_out)
+        probed = _held_out_documents(dataset.path, data, graphs, training)
     candidates = data.candidates
     if len(data.unseen) and not on_test:  # held-out documents only have labels that occur in training
         candidates = np.setdiff1d(np.arange(len(data.labels)), data.unseen)
     section = config.encoder
-    encoder = (
-        load_trained(model.path, section)
-        if model
-        else load_encoder(section.name, section, max_length=section.max_length)
-    )
+    if model:
+        encoder = load_trained(model.path, section)
+    else:
+        encoder = load_encoder(section.name, section, max_length=section.max_length)
     log.info("encoding %d documents and %d labels", len(probed.texts), len(data.labels))
     documents = encoder.encode(probed.texts.texts)
     labels = encode_labels(encoder, model.path, data.labels.texts) if model else encoder.encode(data.labels.texts)
     inv_p = inverse_propensity(data.y_train, config.scoring.propensity_a, config.scoring.propensity_b)
-
-    def rank(document_vectors: Vectors, label_vectors: Vectors) -> NDArray[np.int64]:
-        indices, scores = search(
-            document_vectors, label_vectors, config.scoring.retrieve, config.scoring.chunk, candidates
-        )
-        return apply_filter(indices, scores, probed.ignored, DEPTH)[0]
-
-    ranking = rank(documents, labels)
-    metric_weights = document_weights(probed.y, inv_p, {})
-
-    def measure(indices: NDArray[np.int64]) -> PerDocument:
-        values = metrics_by_document(indices, probed.y, inv_p, {})
-        return PerDocument(probed.texts.uids, values, metric_weights, probed.groups)
-
-    text_only = measure(ranking)
-
-    def gain(document_vectors: Vectors, label_vectors: Vectors) -> dict[str, Gain]:
-        gains = paired_gains(measure(rank(document_vectors, label_vectors)), text_only)
-        return {key: gains[key] for key in METRICS if key in gains}
+    weights = document_weights(probed.y, inv_p, {})
+    evaluator = _Evaluator(probed, candidates, inv_p, weights, config.scoring)
+    ranking = evaluator.rank(documents, labels)
+    text_only = evaluator.measure(ranking)
 
     results = {}
     for name, sides in graphs.items():
@@ -164,11 +175,11 @@ def probe(
         mixed_documents = _add_neighbour_mean(documents, document_edges, anchor_vectors, anchor_weights)
         gains = {}
         if label_edges.nnz:
-            gains["labels"] = gain(documents, mixed_labels)
+            gains["labels"] = evaluator.gain(text_only, documents, mixed_labels)
         if document_edges.nnz:
-            gains["documents"] = gain(mixed_documents, labels)
+            gains["documents"] = evaluator.gain(text_only, mixed_documents, labels)
         if len(gains) == 2:
-            gains["both"] = gain(mixed_documents, mixed_labels)
+            gains["both"] = evaluator.gain(text_only, mixed_documents, mixed_labels)
         shares = _share_anchors(probed.y, document_edges, label_edges, ranking[:, 0], candidates, config.training.seed)
         results[name] = ProbeResult(**shares, gains=gains)
     return {key: float(text_only.values[key].mean()) for key in METRICS if key in text_only.values}, results
@@ -185,9 +196,12 @@ def _read_training_section(model: Artifact, dataset: Artifact) -> TrainingConfig
 
 
 def _held_out_documents(
-    data: Dataset, graphs: Mapping[str, Mapping[str, Graph]], rows: NDArray[np.int64]
+    path: Path, data: Dataset, graphs: Mapping[str, Mapping[str, Graph]], training: TrainingConfig
 ) -> ProbeDocuments:
-    """Return the documents that training holds out."""
+    """Return the documents that training holds out. Raises DataError if there are none."""
+    rows, _ = split_held_out(data, training)
+    if not len(rows):
+        raise DataError(Defect(str(path), "no held-out document to probe", "set training.validation_fraction above 0"))
     return ProbeDocuments(
         data.train.at(rows),
         data.y_train[rows],
