@@ -104,7 +104,8 @@ class Stage:
         """sha256 (12 hex digits) of the source files the stage depends on."""
         digest = hashlib.sha256()
         for root in self.code_paths():
-            for file in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            files = sorted([*root.rglob("*.py"), *root.rglob("*.j2")]) if root.is_dir() else [root]
+            for file in files:
                 digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes() + b"\0")
         return digest.hexdigest()[:12]
 

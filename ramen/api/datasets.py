@@ -12,9 +12,9 @@ from ramen.artifacts import MANIFEST, drafts, open_artifact
 from ramen.config import DataConfig, parse_section
 from ramen.data import in_memory, sources
 from ramen.data.dataset import Dataset
-from ramen.data.filters import apply_rule, identify, same_items
+from ramen.data.filters import apply_filter_rule, choose_identity, match_items
 from ramen.data.in_memory import is_frame
-from ramen.data.statistics import counts
+from ramen.data.statistics import count_items
 from ramen.data.subset import hide_labels
 from ramen.errors import ConfigError, DataError, Defect, warn
 
@@ -107,18 +107,18 @@ def _prepared(problem: Dataset, settings: DataConfig) -> Dataset:
     """Return the dataset with hidden labels and filtered pairs, as stage `ingest` writes it."""
     if settings.unseen_labels:
         problem = hide_labels(problem, settings.unseen_labels, seed=settings.seed)
-    return apply_rule(problem, settings.filter_self)[0]
+    return apply_filter_rule(problem, settings.filter_self)[0]
 
 
 def write_dataset(dataset: Dataset, place: Path) -> None:
     """Write a dataset artifact, as stage `ingest` does for raw data."""
     identity = ""
     if dataset.own_labels is not None:
-        by = identify(dataset)
-        identity = by if dataset.own_labels.nnz or same_items(dataset.test, dataset.labels, by).nnz else ""
+        by = choose_identity(dataset)
+        identity = by if dataset.own_labels.nnz or match_items(dataset.test, dataset.labels, by).nnz else ""
     with drafts({"dataset": place}, sections={}, inputs={}, work=place.parent) as drafted:
         dataset.write(drafted["dataset"].path)
-        drafted["dataset"].counts.update(counts(dataset) | {"filtered_pairs": {"identity": identity}})
+        drafted["dataset"].counts.update(count_items(dataset) | {"filtered_pairs": {"identity": identity}})
 
 
 def _settings(knobs: Mapping[str, Any]) -> DataConfig:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ramen.config import DataConfig
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Texts
-from ramen.data.sparse import binary
+from ramen.data.sparse import to_binary
 from ramen.errors import DataError, Defect, lone_surrogate, nearest, shown
 from ramen.sampling import keyed_rng
 
@@ -282,7 +282,7 @@ def _identifiers(ids: Iterable[Any], name: str = ID) -> list[str]:
 def _matrix(pairs: Sequence[tuple[int, int]], shape: tuple[int, int]) -> sp.csr_matrix:
     """Return the pairs (row, column) as CSR with ones."""
     rows, columns = np.array(pairs, np.int64).reshape(-1, 2).T
-    return binary(sp.csr_matrix((np.ones(len(rows), np.float32), (rows, columns)), shape=shape))
+    return to_binary(sp.csr_matrix((np.ones(len(rows), np.float32), (rows, columns)), shape=shape))
 
 
 def is_frame(value: object) -> TypeGuard[pd.DataFrame]:

@@ -278,8 +278,8 @@ def test_an_image_without_a_name_is_refused(command: str, image: str) -> None:
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("- 1\n", "is no study: expected a mapping with a text `title`"),
-        ("title: [a]\nrows: []\n", "is no study: expected a mapping with a text `title`"),
+        ("- 1\n", "not a study: expected a mapping with a text `title`"),
+        ("title: [a]\nrows: []\n", "not a study: expected a mapping with a text `title`"),
         ("title: t\nrows: abc\n", "rows: expected a list of mappings"),
         ("title: t\nrows: [1]\n", "rows: expected a list of mappings"),
         ("title: t\nrows: [{name: [a]}]\n", "row ['a']: name: expected a text"),
