@@ -123,8 +123,8 @@ def try_promote(name: str, version: int, settings: IndexConfig, ask: Ask | None 
     Args:
         name, version: the candidate.
         settings: alias and gate.
-        ask: compares the candidate with a champion that was evaluated on another dataset. None = no comparison; the
-            candidate then passes, unless it is an update of another version than the champion.
+        ask: compares the candidate with a champion that was evaluated on another dataset. None = their metrics are
+            not compared, and a candidate that is an index update is refused.
 
     Returns:
         The last decision; a refusal if a better version was published concurrently.

@@ -175,12 +175,12 @@ def versions(name: str) -> list[Version]:
     aliases_of: dict[int, list[str]] = {}
     for alias, number in sorted(aliases.items()):
         aliases_of.setdefault(parse_version(number), []).append(alias)
-    found = []
+    result = []
     for row in rows:
         number = parse_version(row.version)
         created = row.creation_timestamp if row.creation_timestamp in VALID_CREATION else 0
-        found.append(Version(number, aliases_of.get(number, []), created, row.run_id, dict(row.tags)))
-    return sorted(found, key=lambda version: -version.number)
+        result.append(Version(number, aliases_of.get(number, []), created, row.run_id, dict(row.tags)))
+    return sorted(result, key=lambda version: -version.number)
 
 
 def load_version(name: str, version: str = "champion") -> Retriever:

@@ -244,7 +244,7 @@ class MlflowTracker:
             self._write("params", run, values=flat)
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record finite values as metrics, others as tags `ramen.not_finite.*`: one would spoil MLflow's chart."""
+        """Record finite values as metrics, others as tags `ramen.not_finite.*`: they break MLflow's charts."""
         self._log(self.run_id, metrics, step)
 
     def curve(self, metrics: Mapping[str, float], step: int) -> None:

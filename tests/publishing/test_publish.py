@@ -285,10 +285,10 @@ def test_answer_file_gives_the_same_answers_as_single_queries(
     else:
         pd.DataFrame({"uid": uids, "text": texts}).to_csv(file, sep="," if suffix == ".csv" else "\t", index=False)
     assert answer_file(file, out, k=3) == 5
-    found = pd.read_parquet(out)
-    assert list(found.columns) == list(COLUMNS) and not [*out.parent.glob(".*")]
+    answers = pd.read_parquet(out)
+    assert list(answers.columns) == list(COLUMNS) and not [*out.parent.glob(".*")]
     for uid, text in zip(uids, texts, strict=True):
-        rows, hits = found[found["query"] == uid], answer(text, k=3)
+        rows, hits = answers[answers["query"] == uid], answer(text, k=3)
         assert rows["label"].tolist() == [hit.uid for hit in hits] and rows["rank"].tolist() == [1, 2, 3]
         assert rows["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-6)
 
@@ -302,13 +302,13 @@ def test_answer_file_writes_every_format(publish: Publish, track: Any, tmp_path:
     for suffix, read in (readers | {".tsv": partial(pd.read_csv, sep="\t")}).items():
         out = tmp_path / f"answers{suffix}"
         assert answer_file(queries, out, k=2) == 2
-        found = read(out)
-        assert list(found.columns) == ["query", "text", "rank", "label", "label_text", "score"]
-        assert found["query"].astype(str).tolist() == ["2", "2", "4", "4"], "a query without a uid gets its line number"
-        assert found["text"].tolist() == [text, text, "rook", "rook"]
+        answers = read(out)
+        assert list(answers.columns) == ["query", "text", "rank", "label", "label_text", "score"]
+        assert answers["query"].astype(str).tolist() == ["2", "2", "4", "4"], "the line number replaces a missing uid"
+        assert answers["text"].tolist() == [text, text, "rook", "rook"]
         hits = [hit for query in (text, "rook") for hit in answer(query, k=2)]
-        assert found["label_text"].tolist() == [hit.text for hit in hits]
-        assert found["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-5)
+        assert answers["label_text"].tolist() == [hit.text for hit in hits]
+        assert answers["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-5)
     with pytest.raises(RamenError, match=r"answers\.xlsx: answers cannot be written as \.xlsx; use \.parquet, \.csv"):
         answer_file(queries, tmp_path / "answers.xlsx")
 
@@ -325,9 +325,9 @@ def test_query_with_a_uid_excludes_the_label_with_that_uid(
     rows = [{"uid": labels.uids[4], "text": labels.texts[4]}, {"uid": "other", "text": labels.texts[4]}]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answer_file(tmp_path / "q.jsonl", tmp_path / "a.parquet", k=3)
-    found = pd.read_parquet(tmp_path / "a.parquet").groupby("query")["label"].agg(list)
-    assert found["other"][0] == labels.uids[4]
-    assert labels.uids[4] not in found[labels.uids[4]] and len(found[labels.uids[4]]) == 3
+    answers = pd.read_parquet(tmp_path / "a.parquet").groupby("query")["label"].agg(list)
+    assert answers["other"][0] == labels.uids[4]
+    assert labels.uids[4] not in answers[labels.uids[4]] and len(answers[labels.uids[4]]) == 3
 
 
 def test_answer_file_with_a_broken_query_writes_nothing(publish: Publish, track: Any, tmp_path: Path) -> None:
