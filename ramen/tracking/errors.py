@@ -24,7 +24,7 @@ SHORT_MESSAGES = (
     (r"too many (\d+) error responses", STATUS),
     ("not in a valid JSON format", "the server's answer is not JSON (a login page or a proxy?)"),
     (r"Exceeded (\d+) redirects", r"the server redirects more than \1 times"),
-    (r"(the answer is not complete after [\d.]+ s)", r"\1"),
+    (r"((?:the answer is not complete|no complete answer) after [\d.]+ s)", r"\1"),
     (r"timed out\. \(.*timeout=([\d.]+)\)", r"timed out: no answer within \1 s"),
 )
 """Pattern of a long message -> short message."""
