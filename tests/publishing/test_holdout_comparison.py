@@ -94,4 +94,4 @@ def test_gate_compares_versions_of_different_days(publish: Callable[[str], Any])
     assert worse["alias"] is None and "psp_at_5 0.00 is worse than the" in worse["refused"]
     better = publish("perfect")
     assert better["alias"] == "champion" and resolve_version("ramen", "champion") == 3
-    assert better["note"] == "version 1, evaluated on another dataset, was asked 20 test documents"
+    assert better["note"] == "compared with version 1, evaluated on another dataset, on 20 test documents"
