@@ -28,6 +28,7 @@ from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import ConfigError, DataError, Defect, warn
+from ramen.graph.metadata import Side
 from ramen.objective.bandit import Bandit
 from ramen.objective.guidance import TERMS, Guidance, Oracle
 from ramen.objective.triplet import Triplet
@@ -104,7 +105,7 @@ def build_trainer(
         ConfigError: a knob names an unknown anchor set, or the bandit has no feedback.
         DataError: too few documents have a label.
     """
-    training, objective, guidance = sections.training, sections.objective, sections.guidance
+    training, objective = sections.training, sections.objective
     torch.manual_seed(training.seed)
     data = texts or Dataset.read(dataset.path)
 
@@ -120,30 +121,13 @@ def build_trainer(
     modules = nn.ModuleDict({"encoder": encoder})
     if base.module is not None:
         modules["base"] = base.module.to(encoder.device)
-    weights = {TASK: 1.0}
-    weights |= {name: getattr(guidance, name) for name in TERMS} if oracle is not None else {}
-    for name in inputs.graphs:
-        weights |= {f"{name}.{side}": objective.weight(name, side) for side in ("document", "label")}
-    tuner = _build_tuner(sections, weights, len(held_out_problem.documents))
+    loss = _build_loss(sections, inputs, base, oracle)
+    tuner = _build_tuner(sections, loss.weights, len(held_out_problem.documents))
     if tuner is not None:
-        weights |= tuner.weights
-    loss = StepLoss(base, triplet, objective.symmetric, weights)
-    if oracle is not None:
-        loss.guidance = Guidance(oracle, triplet, guidance.distance, weights)
+        loss.weights.update(tuner.weights)
 
     # steps
-    negatives = None
-    if inputs.graphs and objective.graph_negatives and sections.base.random_labels:
-        negatives = GraphNegatives(inputs.negative_graphs, objective.anchor_sampling, objective.graph_negatives)
-    sampler = StepSampler(
-        base,
-        training.batch_size,
-        training.seed,
-        objective.anchor_reuse,
-        objective.anchor_budget,
-        negatives,
-        objective.anchor_sampling,
-    )
+    sampler = _build_sampler(sections, inputs, base)
     if not sampler.steps_per_epoch:
         few = f"too few training documents with a label for a step: {len(problem.documents)}"
         few += f", and {len(inputs.held_out)} held out"
@@ -201,6 +185,35 @@ def make_optimizer(
         {"params": [p for p in parameters if p.ndim <= 1] + base_parameters, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=lr, eps=ADAM_EPS, fused=True)
+
+
+def _build_loss(
+    sections: TrainingSections, inputs: TrainingInputs, base: BaseAlgorithm, oracle: Oracle | None
+) -> StepLoss:
+    """The loss with the initial weight of every term."""
+    objective, guidance = sections.objective, sections.guidance
+    weights = {TASK: 1.0}
+    weights |= {name: getattr(guidance, name) for name in TERMS} if oracle is not None else {}
+    for name in inputs.graphs:
+        weights |= {f"{name}.{side.item}": objective.weight(name, side.item) for side in Side}
+    guide = None if oracle is None else Guidance(oracle, base.triplet, guidance.distance, weights)
+    return StepLoss(base, base.triplet, objective.symmetric, weights, guide)
+
+
+def _build_sampler(sections: TrainingSections, inputs: TrainingInputs, base: BaseAlgorithm) -> StepSampler:
+    objective, training = sections.objective, sections.training
+    negatives = None
+    if inputs.graphs and objective.graph_negatives and sections.base.random_labels:
+        negatives = GraphNegatives(inputs.negative_graphs, objective.anchor_sampling, objective.graph_negatives)
+    return StepSampler(
+        base,
+        training.batch_size,
+        training.seed,
+        objective.anchor_reuse,
+        objective.anchor_budget,
+        negatives,
+        objective.anchor_sampling,
+    )
 
 
 def _build_tuner(sections: TrainingSections, weights: dict[str, float], held_out: int) -> Bandit | None:
