@@ -1,4 +1,4 @@
-"""Shared fixtures: a tiny dataset with known structure, in memory and as files, and a tracking store."""
+"""Shared fixtures: a small dataset with known structure, the same as files, and a tracking store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _binary(rows: Iterable[Iterable[int]], columns: int) -> sp.csr_matrix:
 
 
 def _documents(rng: np.random.Generator, count: int, words: list[list[str]]) -> tuple[list[str], list[list[int]]]:
-    """Draw documents about one topic each, with one to three labels of that topic."""
+    """Draw documents about one topic each, with one to three of its labels."""
     texts, labels = [], []
     for _ in range(count):
         topic = int(rng.integers(len(words)))
@@ -45,36 +45,37 @@ def _documents(rng: np.random.Generator, count: int, words: list[list[str]]) -> 
 
 @pytest.fixture
 def tiny_problem() -> Dataset:
-    """The dataset of `make_tiny_problem`."""
+    """The small dataset of `make_tiny_problem`."""
     return make_tiny_problem()
 
 
 @pytest.fixture(scope="session")
 def shared_problem() -> Dataset:
-    """The dataset of `make_tiny_problem`, shared by all tests of a session: do not change it."""
+    """The small dataset, shared by all tests of a session: do not modify it."""
     return make_tiny_problem()
 
 
 @pytest.fixture(scope="session")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`tiny_problem` as a folder of the source `xc`, shared by all tests of a session: do not change it."""
+    """The small dataset as a folder for the source `xc`, shared by all tests of a session: do not modify it."""
     return write_xc(make_tiny_problem(), tmp_path_factory.mktemp("source") / "xc")
 
 
 def make_tiny_problem() -> Dataset:
-    """Return 60 training documents, 20 test documents, 30 labels in 6 topics, and anchor sets `category` and `links`.
+    """Make 60 training documents, 20 test documents, 30 labels in 6 topics, and anchor sets `category` and `links`.
 
-    The text of a label contains one word, that of a document the words of its labels. Anchors of `category` contain the
-    topic, and anchors of `links` the word of one label each. Special cases:
+    The text of a label names one word, the text of a document the words of its labels. Anchors of `category` are
+    topics; each anchor of `links` belongs to one label. Special cases:
+
     - the last label has no training document;
-    - training document 0 is the same item as label 0: the pair is filtered and not a positive;
-    - the test pair of document 0 and another label of its topic is filtered;
+    - training document 0 is the same item as label 0 (a filtered self pair, not a positive);
+    - the test pair of document 0 and the next label of its topic is filtered;
     - the last anchor of `links` is test document 0;
     - every tenth training document has one wrong link.
     """
     rng = np.random.default_rng(7)
-    names, words = list(TOPICS), [value.split() for value in TOPICS.values()]
-    labels = [f"{name} {word}" for name, row in zip(names, words, strict=True) for word in row[:PER_TOPIC]]
+    topics, words = list(TOPICS), [value.split() for value in TOPICS.values()]
+    labels = [f"{topic} {word}" for topic, row in zip(topics, words, strict=True) for word in row[:PER_TOPIC]]
     train_texts, train = _documents(rng, TRAIN, words)
     test_texts, test = _documents(rng, TEST, words)
     last = len(labels) - 1
@@ -88,25 +89,25 @@ def make_tiny_problem() -> Dataset:
     test_uids = [f"test-{i}" for i in range(TEST)]
     links = [[*row, (row[0] + 11) % last] if i % 10 == 9 else row for i, row in enumerate(train)]
     links[3] = [*links[3], len(labels)]
-    label_links = [[i] for i in range(len(labels))]
-    topic = [[row[0] // PER_TOPIC] for row in train]
+    own_page = [[i] for i in range(len(labels))]
+    train_topics = [[row[0] // PER_TOPIC] for row in train]
     anchors = {
         "category": AnchorSet(
-            Texts([f"category-{name}" for name in names], [f"everything about {name}" for name in names]),
-            _binary(topic, len(names)),
-            _binary([[i // PER_TOPIC] for i in range(len(labels))], len(names)),
-            _binary([[row[0] // PER_TOPIC] for row in test], len(names)),
+            Texts([f"category-{topic}" for topic in topics], [f"everything about {topic}" for topic in topics]),
+            _binary(train_topics, len(topics)),
+            _binary([[i // PER_TOPIC] for i in range(len(labels))], len(topics)),
+            _binary([[row[0] // PER_TOPIC] for row in test], len(topics)),
         ),
         "links": AnchorSet(
             Texts(
                 [*(f"page-{i}" for i in range(len(labels))), "test-0"], [*(f"{t} page" for t in labels), test_texts[0]]
             ),
             _binary(links, len(labels) + 1),
-            _binary(label_links, len(labels) + 1),
+            _binary(own_page, len(labels) + 1),
             _binary(test, len(labels) + 1),
         ),
     }
-    same_topic = next(label for label in range(test[0][0] // PER_TOPIC * PER_TOPIC, last + 1) if label not in test[0])
+    next_label = next(label for label in range(test[0][0] // PER_TOPIC * PER_TOPIC, last + 1) if label not in test[0])
     return Dataset(
         Texts(train_uids, train_texts),
         Texts(test_uids, test_texts),
@@ -114,13 +115,13 @@ def make_tiny_problem() -> Dataset:
         _binary(train, len(labels)),
         _binary(test, len(labels)),
         _binary([[0], *([] for _ in range(TRAIN - 1))], len(labels)),
-        _binary([[same_topic], *([] for _ in range(TEST - 1))], len(labels)),
+        _binary([[next_label], *([] for _ in range(TEST - 1))], len(labels)),
         anchors,
     )
 
 
 def write_xc(dataset: Dataset, folder: Path) -> Path:
-    """Write a dataset as an Extreme Classification Repository folder (raw texts with uids, plain and gzipped)."""
+    """Write a dataset as an Extreme Classification Repository folder (mapped raw texts, plain and gzipped)."""
     raw = folder / "raw_data"
     raw.mkdir(parents=True)
     for name, texts in (("train", dataset.train), ("test", dataset.test), ("label", dataset.labels)):
@@ -152,19 +153,19 @@ def _write_matrix(path: Path, matrix: sp.csr_matrix) -> None:
 
 @pytest.fixture
 def xc_folder(tiny_problem: Dataset, tmp_path: Path) -> Path:
-    """`tiny_problem` as a folder of the source `xc`."""
+    """`tiny_problem` as a folder for the source `xc`."""
     return write_xc(tiny_problem, tmp_path / "xc")
 
 
 @pytest.fixture
 def xc_writer() -> Callable[[Dataset, Path], Path]:
-    """The function `write_xc`."""
+    """The function that writes a dataset as a folder for the source `xc`."""
     return write_xc
 
 
 @pytest.fixture(scope="session")
 def tracking_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty tracking database, which tests copy because its migrations take seconds."""
+    """An empty tracking database to copy: creating one takes seconds of migrations."""
     from mlflow import MlflowClient
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
@@ -174,7 +175,7 @@ def tracking_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(tracking_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty tracking store in the working directory, set as MLflow's store; loading pickles is forbidden."""
+    """Create an empty tracking store in the working directory and make MLflow use it; pickles are forbidden."""
     import mlflow
 
     shutil.copy(tracking_template, tmp_path / "mlflow.db")
@@ -188,8 +189,8 @@ def store(tracking_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(autouse=True)
-def _isolated_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write checkpoints to the test's folder, and remove the caller's tracking variables."""
+def _isolate_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep checkpoints in the test's folder, and the caller's tracking environment out of the test."""
     monkeypatch.setenv("RAMEN_WORK", str(tmp_path / "ramen-work"))
     for name in ("RAMEN_PARENT_RUN", "RAMEN_ARM", "KFP_RUN_ID", "DVC_STAGE", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)

@@ -1,11 +1,11 @@
-"""The bandit on planted data: one anchor set says what the texts do not, the other is drawn at random.
+"""The bandit on planted data: one anchor set adds information that the texts lack, the other is random.
 
     python benchmarks/bandit.py [--seeds 3] [--epochs 100]
 
-A label is one word; documents and anchors about it use some of eight other words, of which its few training documents
-show only a part. The informative set's anchors show the rest; the noise set links labels to anchors about others. Rows:
-the base, weights that stay uniform, the bandit from the same weights, the informative set alone, and that set read as
-text by MOGIC's oracle, which guides an encoder without graphs.
+A label is one word. Documents and anchors about it use some of its eight synonyms, of which its few training documents
+contain only a part. The anchors of the informative set `told` contain the others; the set `noise` links labels to
+anchors about other labels. Rows: the base, constant uniform weights, the bandit from the same weights, the informative
+set alone, and that set read as text by MOGIC's oracle, which guides an encoder without graphs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "objective": {"label_context": "none", "anchor_sampling": "uniform", "lambda_label": START},
     "base": {"random_labels": 0.5},  # as when the figures in benchmarks/README.md were made
     "training": {"batch_size": 64, "lr": 2e-3, "lr_warmup_steps": 20, "validation_fraction": 0.25, "threads": 1},
-    "pruning": {"enabled": False},
+    "pruning": {"rule": "none"},
     "bandit": {"period": 2, "sigma": 0.2, "lr": 0.03},
 }
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
@@ -48,16 +48,16 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def planted(per_label: int = 8, seed: int = 0) -> Dataset:
-    """100 labels with `per_label` training documents each, anchor sets `told` and `noise` on the label side."""
+    """Return 100 labels with `per_label` training documents each, and label-side anchor sets `told` and `noise`."""
     rng = np.random.default_rng(seed)
 
     def word() -> str:
         return "".join(rng.choice(list("bcdfglmnprst")) + rng.choice(list("aeiou")) for _ in range(3))
 
-    found: set[str] = set()
-    while len(found) < LABELS * (SYNONYMS + 1):
-        found.add(word())
-    words = rng.permutation(sorted(found)).reshape(LABELS, SYNONYMS + 1)
+    vocabulary: set[str] = set()
+    while len(vocabulary) < LABELS * (SYNONYMS + 1):
+        vocabulary.add(word())
+    words = rng.permutation(sorted(vocabulary)).reshape(LABELS, SYNONYMS + 1)
     filler = [word() for _ in range(30)]
 
     def text(label: int, count: int) -> str:
@@ -95,20 +95,20 @@ def _matrix(rows: Iterable[Iterable[int]], columns: int) -> sp.csr_matrix:
     return sp.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(len(rows), columns))
 
 
-def write(problem: Dataset, folder: Path) -> dict[str, Path]:
-    """The artifacts `dataset` and `graph` (edges as they are)."""
-    made = {name: folder / name for name in ("dataset", "graph")}
-    with drafts({"dataset": made["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
-        problem.write(draft["dataset"].path)
-    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": made["dataset"]},
-              outputs={"graph": made["graph"]})  # fmt: skip
-    return made
+def write(dataset: Dataset, folder: Path) -> dict[str, Path]:
+    """Write the artifacts `dataset` and `graph` (without a walk); return their paths."""
+    paths = {name: folder / name for name in ("dataset", "graph")}
+    with drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
+        dataset.write(draft["dataset"].path)
+    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": paths["dataset"]},
+              outputs={"graph": paths["graph"]})  # fmt: skip
+    return paths
 
 
 def train(
     data: dict[str, Path], out: Path, row: dict[str, dict[str, Any]], seed: int, epochs: int
 ) -> tuple[float, dict[str, float]]:
-    """Test P@1 in percent and the final weights λ of the label side."""
+    """Train and evaluate one row; return test P@1 in percent and the final weights λ of the label side."""
     sections = {name: {**SECTIONS.get(name, {}), **row.get(name, {})} for name in {**SECTIONS, **row}}
     sections["training"] |= {"seed": seed, "epochs": epochs, "warmup_epochs": epochs - 1}
     out.mkdir(parents=True)
@@ -129,16 +129,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=100)
-    asked = parser.parse_args()
-    print(f"{'':22} {'P@1':>14}  {'told':>6} {'noise':>6}   mean of {asked.seeds} seeds")
+    options = parser.parse_args()
+    print(f"{'':22} {'P@1':>14}  {'told':>6} {'noise':>6}   mean of {options.seeds} seeds")
     with tempfile.TemporaryDirectory() as folder:
         data = write(planted(), Path(folder))
         for name, row in ROWS.items():
-            done = [
-                train(data, Path(folder) / name / str(seed), row, seed, asked.epochs) for seed in range(asked.seeds)
+            results = [
+                train(data, Path(folder) / name / str(seed), row, seed, options.epochs) for seed in range(options.seeds)
             ]
-            scores = np.array([score for score, _ in done])
-            ends = [f"{np.mean([w[key] for _, w in done]):6.2f}" if done[0][1] else "" for key in ("told", "noise")]
+            scores = np.array([score for score, _ in results])
+            ends = [
+                f"{np.mean([w[key] for _, w in results]):6.2f}" if results[0][1] else "" for key in ("told", "noise")
+            ]
             spread = scores.std(ddof=1) if len(scores) > 1 else 0.0
             print(f"{name:22} {scores.mean():6.1f} ±{spread:5.1f}   {' '.join(ends)}")
             sys.stdout.flush()

@@ -1,12 +1,12 @@
-"""Growth: time and peak memory of every part that sees all labels, at 10,000, 100,000 and 1,000,000 labels.
+"""Growth: time and peak memory of the steps that process all labels, at 10,000, 100,000 and 1,000,000 labels.
 
     python benchmarks/growth.py                      all sizes (the largest takes minutes and 2 GB of scratch disk)
     python benchmarks/growth.py --sizes 10000 100000
 
-Simulated text in the layout of the Extreme Classification Repository: as many documents as labels, two labels each, a
-tenth as many test documents, two anchor sets with about five edges a row. Every part runs in a process of its own, so
-its peak is its own; ingest and build-graph are the real stages. Exponent: of time in the number of labels, between the
-last two sizes; 1 is linear.
+The data are simulated texts in the layout of the Extreme Classification Repository: as many documents as labels, two
+labels per document, a tenth as many test documents, two anchor sets with about five edges per row. Each part runs in a
+separate process, so that its peak memory is measured separately; ingest and build-graph are the stages of the pipeline.
+The exponent relates time to the number of labels between the last two sizes; 1 is linear.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SETS = {"wide": 2, "narrow": 20}
 
 
 def text_lines(count: int, seed: int) -> Iterator[str]:
-    """`identifier->text` lines of three to eight words with Zipf frequency."""
+    """Yield lines `identifier->text` with three to eight words of Zipf frequency."""
     rng = np.random.default_rng(seed)
     for start in range(0, count, 100_000):
-        many = min(100_000, count - start)
-        lengths = rng.integers(3, 9, many)
+        size = min(100_000, count - start)
+        lengths = rng.integers(3, 9, size)
         numbers = np.minimum(rng.zipf(1.2, int(lengths.sum())), WORDS)
         words = [f"word{number}" for number in numbers.tolist()]
         stop = np.cumsum(lengths).tolist()
@@ -45,18 +45,18 @@ def text_lines(count: int, seed: int) -> Iterator[str]:
 
 
 def matrix_lines(rows: int, columns: int, mean: int, seed: int) -> Iterator[str]:
-    """Header and rows of a sparse matrix with one to 2 mean - 1 entries a row."""
+    """Yield header and rows of a sparse matrix with one to 2 mean - 1 entries per row."""
     rng = np.random.default_rng(seed)
     yield f"{rows} {columns}\n"
     for start in range(0, rows, 100_000):
-        many = min(100_000, rows - start)
-        for row in rng.integers(0, columns, (many, 2 * mean - 1)).tolist():
+        size = min(100_000, rows - start)
+        for row in rng.integers(0, columns, (size, 2 * mean - 1)).tolist():
             kept = sorted(set(row[: 1 + row[0] % (2 * mean - 1)]))
             yield " ".join(f"{column}:1.0" for column in kept) + "\n"
 
 
 def write_source(folder: Path, labels: int) -> None:
-    """A simulated data set, streamed to disk."""
+    """Write a simulated data set to disk, line by line."""
     documents, test = labels, labels // 10
     raw = folder / "raw_data"
     raw.mkdir(parents=True)
@@ -97,7 +97,7 @@ def run_graph(folder: Path, labels: int) -> None:
 
 
 def run_tokens(folder: Path, labels: int) -> None:
-    """Tokens of every distinct text, as a training stage makes them when it starts."""
+    """Tokenise every distinct text, as training does at its start."""
     from ramen.config import EncoderConfig
     from ramen.data.dataset import Dataset
     from ramen.encoder.loading import load_encoder
@@ -107,7 +107,7 @@ def run_tokens(folder: Path, labels: int) -> None:
 
 
 def run_retrieval(folder: Path, labels: int) -> None:
-    """Exact search of 1,024 documents over all labels: mining, validation and evaluation do this."""
+    """Search 1,024 documents over all labels exactly, as mining, validation and evaluation do."""
     from ramen.retrieval import search
 
     vectors = np.random.default_rng(0).standard_normal((labels, WIDTH), np.float32)
@@ -115,7 +115,7 @@ def run_retrieval(folder: Path, labels: int) -> None:
 
 
 def run_metrics(folder: Path, labels: int) -> None:
-    """All metrics of a tenth as many test documents as labels."""
+    """Compute all metrics for a tenth as many test documents as labels."""
     from ramen.data.dataset import Dataset
     from ramen.evaluation.metrics import evaluate, inverse_propensity
 
@@ -134,7 +134,7 @@ PARTS: dict[str, Callable[[Path, int], None]] = {
 
 
 def measure(part: str, folder: Path, labels: int) -> tuple[float, float]:
-    """(seconds, peak GiB) of a part in a process of its own, loading of libraries included."""
+    """Run a part in a separate process; return seconds, including imports, and peak memory in GiB."""
     command = [sys.executable, __file__, "--part", part, "--folder", str(folder), "--sizes", str(labels)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "RAMEN_TRACKING": "off"})
     if done.returncode:
@@ -148,16 +148,16 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.part:
+    args = parser.parse_args()
+    if args.part:
         started = time.perf_counter()
-        os.chdir(given.folder)
-        PARTS[given.part](given.folder, given.sizes[0])
+        os.chdir(args.folder)
+        PARTS[args.part](args.folder, args.sizes[0])
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps([time.perf_counter() - started, peak]))
         return
     figures: dict[str, list[tuple[float, float]]] = {part: [] for part in PARTS}
-    for labels in given.sizes:
+    for labels in args.sizes:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             write_source(folder / "source", labels)
@@ -166,12 +166,12 @@ def main() -> None:
                 print(
                     f"{labels:>9} {part:12} {figures[part][-1][0]:8.1f} s {figures[part][-1][1]:6.2f} GiB", flush=True
                 )
-    print(f"{'part':12}" + "".join(f"{labels:>20}" for labels in given.sizes) + "  exponent")
+    print(f"{'part':12}" + "".join(f"{labels:>20}" for labels in args.sizes) + "  exponent")
     for part, values in figures.items():
         cells = "".join(f"{seconds:11.1f} s{peak:5.1f} GiB" for seconds, peak in values)
         exponent = ""
         if len(values) > 1:
-            growth = math.log(values[-1][0] / values[-2][0]) / math.log(given.sizes[-1] / given.sizes[-2])
+            growth = math.log(values[-1][0] / values[-2][0]) / math.log(args.sizes[-1] / args.sizes[-2])
             exponent = f"{growth:10.2f}"
         print(f"{part:12}{cells}{exponent}")
 

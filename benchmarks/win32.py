@@ -4,10 +4,10 @@
     python benchmarks/win32.py win32 data/Win32SeeAlsoTitles
     ramen run --preset xc --set data.path=data/Win32SeeAlsoTitles
 
-What LF-WikiSeeAlsoTitles is to Wikipedia: a document is a page, known by its title alone; its labels are the pages that
-it lists under "See also" or "Related topics". Anchor set `links`: the pages that the rest of the page links to. Anchor
-set `book`: the folder of the page, as a category. A fifth of the documents are for test; as anchors, they are left to
-`build-graph` to remove.
+The data set corresponds to LF-WikiSeeAlsoTitles. A document is a page, represented by its title only; its labels are
+the pages under "See also" or "Related topics". Anchor set `links` has the pages that the rest of the page links to,
+anchor set `book` the folder of the page (like a category). A fifth of the documents are for test; stage `build-graph`
+removes them from the anchors.
 """
 
 from __future__ import annotations
@@ -31,52 +31,52 @@ ALSO = ("see also", "related topics")
 
 @dataclass
 class Page:
-    """A page: its title, the pages listed as related, and those that the rest links to."""
+    """A page: title, related pages, and pages that the rest of the page links to."""
 
     title: str
     also: list[str]
     links: list[str]
 
 
-def targets(text: str, name: str) -> list[str]:
-    """Pages that Markdown links to by a relative address, each once, without the page itself."""
-    found: dict[str, None] = {}
+def find_links(text: str, name: str) -> list[str]:
+    """Find the pages that Markdown links to with relative addresses, each once, without the page itself."""
+    names: dict[str, None] = {}
     for address in LINK.findall(text):
         file = re.split("[#?]", address)[0]
         if file.endswith(".md") and "://" not in file and not file.startswith("/"):
-            found[posixpath.normpath(posixpath.join(posixpath.dirname(name), file))] = None
-    found.pop(name, None)
-    return list(found)
+            names[posixpath.normpath(posixpath.join(posixpath.dirname(name), file))] = None
+    names.pop(name, None)
+    return list(names)
 
 
-def parse(text: str, name: str) -> Page | None:
-    """A page of Markdown; None if it has no title.
+def parse_page(text: str, name: str) -> Page | None:
+    """Parse a page of Markdown; None if it has no title.
 
     Args:
-        text: the file.
-        name: its path in the repository, against which links are resolved.
+        text: content of the file.
+        name: path of the file in the repository, against which links are resolved.
     """
     head = FRONT_MATTER.match(text)
     body = text[head.end() :] if head else text
     headings = list(HEADING.finditer(body))
-    first = next((found[1] for found in headings if found[0].startswith("# ")), "")
+    first = next((match[1] for match in headings if match[0].startswith("# ")), "")
     stated = TITLE.search(head[1]) if head else None
     title = ESCAPE.sub(r"\1", first or (stated[1].strip(" \"'") if stated else "")).strip()
     if not title:
         return None
     also, rest = [], [body[: headings[0].start()] if headings else body]
-    for here, after in zip(headings, [*headings[1:], None], strict=True):
-        part = body[here.end() : after.start() if after else len(body)]
-        (also if here[1].lower() in ALSO else rest).append(part)
-    related = targets("\n".join(also), name)
-    return Page(title, related, [link for link in targets("\n".join(rest), name) if link not in related])
+    for match, following in zip(headings, [*headings[1:], None], strict=True):
+        part = body[match.end() : following.start() if following else len(body)]
+        (also if match[1].lower() in ALSO else rest).append(part)
+    related = find_links("\n".join(also), name)
+    return Page(title, related, [link for link in find_links("\n".join(rest), name) if link not in related])
 
 
-def read(checkout: Path) -> dict[str, Page]:
-    """Pages by their path in the repository."""
+def read_pages(checkout: Path) -> dict[str, Page]:
+    """Read all pages; path in the repository -> page."""
     files = sorted(file for file in (checkout / ROOT).rglob("*.md") if file.name != "TOC.md")
     names = {file.relative_to(checkout).as_posix(): file for file in files}
-    pages = {name: parse(file.read_text(encoding="utf-8", errors="replace"), name) for name, file in names.items()}
+    pages = {name: parse_page(file.read_text(encoding="utf-8", errors="replace"), name) for name, file in names.items()}
     return {name: page for name, page in pages.items() if page is not None}
 
 
@@ -86,13 +86,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--documents", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    pages = read(given.checkout)
-    labels_of = {name: kept for name, page in pages.items() if (kept := [each for each in page.also if each in pages])}
-    links = {name: [each for each in page.links if each in pages] for name, page in pages.items()}
+    args = parser.parse_args()
+    pages = read_pages(args.checkout)
+    labels_of = {
+        name: kept for name, page in pages.items() if (kept := [other for other in page.also if other in pages])
+    }
+    links = {name: [other for other in page.links if other in pages] for name, page in pages.items()}
     book = {name: [name.split("/")[1]] for name in pages}
     write_folder(
-        given.out, split(labels_of, given.documents, given.seed), labels_of,
+        args.out, split(labels_of, args.documents, args.seed), labels_of,
         {name: page.title for name, page in pages.items()}, {"links": links, "book": book},
     )  # fmt: skip
 

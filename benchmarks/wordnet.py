@@ -4,10 +4,10 @@
     python benchmarks/wordnet.py package/dict data/WordNetTitles
     ramen run --preset wordnet
 
-A document is a noun, known by its words alone (as the "Titles" sets know an article by its title); its labels are the
-kinds of thing it is, one and two steps up. Anchor set `gloss`: the nouns that its definition mentions, as an article
-links to others; the definition itself is in no text. Anchor set `topic`: WordNet's own subject files and domains.
-A fifth of the documents are for test; as anchors, they are left to `build-graph` to remove.
+A document is a noun, represented by its words only (like an article by its title in the "Titles" data sets); its labels
+are its hypernyms, one and two levels up. Anchor set `gloss` has the nouns in its definition (like hyperlinks); the
+definition itself is not part of any text. Anchor set `topic` has WordNet's subject files and domains. A fifth of the
+documents are for test; stage `build-graph` removes them from the anchors.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 from xc_layout import Links, split, write_folder
 
 WORD = re.compile(r"[a-z][a-z'-]+")
-LONGEST = 3
-"""Words of a mention."""
+MAX_WORDS = 3
+"""Maximum number of words of a noun in a definition."""
 
 
 @dataclass
 class Noun:
-    """A synset: its words, subject file, definition, kinds (hypernyms) and topics (domains)."""
+    """A synset: words, subject file, definition (gloss), hypernyms and topics (domains)."""
 
     words: list[str]
     file: str
     gloss: str
-    kinds: list[str] = field(default_factory=list)
+    hypernyms: list[str] = field(default_factory=list)
     topics: list[str] = field(default_factory=list)
 
     @property
@@ -40,8 +40,8 @@ class Noun:
         return ", ".join(self.words[:3])
 
 
-def read(dictionary: Path) -> tuple[dict[str, Noun], dict[str, list[str]]]:
-    """Synsets by offset, and lemma -> offsets, the most frequent sense first."""
+def read_nouns(dictionary: Path) -> tuple[dict[str, Noun], dict[str, list[str]]]:
+    """Read the synsets by offset, and lemma -> offsets with the most frequent sense first."""
     nouns: dict[str, Noun] = {}
     for line in (dictionary / "data.noun").read_text(encoding="utf-8").splitlines():
         if line.startswith(" "):
@@ -54,7 +54,7 @@ def read(dictionary: Path) -> tuple[dict[str, Noun], dict[str, list[str]]]:
         rest = parts[4 + 2 * count + 1 :]
         for symbol, offset, part in zip(rest[::4], rest[1::4], rest[2::4], strict=False):
             if part == "n" and symbol in ("@", "@i"):
-                noun.kinds.append(offset)
+                noun.hypernyms.append(offset)
             elif part == "n" and symbol == ";c":
                 noun.topics.append(offset)
         nouns[parts[0]] = noun
@@ -66,30 +66,30 @@ def read(dictionary: Path) -> tuple[dict[str, Noun], dict[str, list[str]]]:
     return nouns, senses
 
 
-def mentions(gloss: str, senses: Mapping[str, Sequence[str]]) -> list[str]:
-    """The nouns a definition mentions, longest first, in their most frequent sense."""
-    words, found, place = WORD.findall(gloss.lower()), [], 0
-    while place < len(words):
-        for length in range(LONGEST, 0, -1):
-            lemma = " ".join(words[place : place + length])
+def find_nouns(gloss: str, senses: Mapping[str, Sequence[str]]) -> list[str]:
+    """Find the nouns of a definition in their most frequent sense; longer nouns have precedence."""
+    words, found, position = WORD.findall(gloss.lower()), [], 0
+    while position < len(words):
+        for length in range(MAX_WORDS, 0, -1):
+            lemma = " ".join(words[position : position + length])
             if lemma in senses and (length > 1 or len(lemma) > 3):
                 found.append(senses[lemma][0])
-                place += length - 1
+                position += length - 1
                 break
-        place += 1
+        position += 1
     return found
 
 
-def labels_of(nouns: Mapping[str, Noun], offset: str) -> list[str]:
-    """Kinds one and two steps up."""
-    near = nouns[offset].kinds
-    return sorted({*near, *(far for kind in near for far in nouns[kind].kinds)})
+def find_labels(nouns: Mapping[str, Noun], offset: str) -> list[str]:
+    """Return the hypernyms one and two levels up."""
+    direct = nouns[offset].hypernyms
+    return sorted({*direct, *(indirect for hypernym in direct for indirect in nouns[hypernym].hypernyms)})
 
 
-def anchor_sets(nouns: Mapping[str, Noun], senses: Mapping[str, Sequence[str]]) -> dict[str, Links]:
-    """Set -> synset -> anchors."""
+def make_anchor_sets(nouns: Mapping[str, Noun], senses: Mapping[str, Sequence[str]]) -> dict[str, Links]:
+    """Return anchor set -> synset -> anchors."""
     return {
-        "gloss": {offset: mentions(noun.gloss, senses) for offset, noun in nouns.items()},
+        "gloss": {offset: find_nouns(noun.gloss, senses) for offset, noun in nouns.items()},
         "topic": {offset: [f"file {noun.file}", *noun.topics] for offset, noun in nouns.items()},
     }
 
@@ -100,14 +100,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--documents", type=int, default=15_000)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    if not (asked.dictionary / "data.noun").is_file():
-        parser.error(f"{asked.dictionary}: no data.noun there; give WordNet's folder dict")
-    nouns, senses = read(asked.dictionary)
-    labels = {offset: found for offset in nouns if (found := labels_of(nouns, offset))}
+    args = parser.parse_args()
+    if not (args.dictionary / "data.noun").is_file():
+        parser.error(f"{args.dictionary}: data.noun not found; give the folder `dict` of WordNet")
+    nouns, senses = read_nouns(args.dictionary)
+    labels = {offset: found for offset in nouns if (found := find_labels(nouns, offset))}
     texts = {offset: noun.text for offset, noun in nouns.items()}
-    documents = split(labels, asked.documents, asked.seed)
-    write_folder(asked.out, documents, labels, texts, anchor_sets(nouns, senses))
+    documents = split(labels, args.documents, args.seed)
+    write_folder(args.out, documents, labels, texts, make_anchor_sets(nouns, senses))
 
 
 if __name__ == "__main__":

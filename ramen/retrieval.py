@@ -1,4 +1,4 @@
-"""Exact retrieval: the k labels of the largest inner product, by FAISS, a block of documents at a time."""
+"""Exact retrieval with FAISS: the k labels with the largest inner product, one block of documents at a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ Vectors = NDArray[np.float32]
 Search = Callable[[Vectors, int], tuple[Vectors, NDArray[np.int64]]]
 
 GPU_MAX_K = 2048
-"""FAISS on a GPU selects at most this many neighbours."""
+"""Largest k that FAISS supports on a GPU."""
 BLOCK = 1 << 24
-"""Scores held at a time (64 MB) where a document is compared with all labels in full."""
+"""Scores in memory at a time (64 MB) when ties require the scores of all labels."""
+
+RETRIEVED = 200
+"""Labels retrieved per document before filtering, as in pyxclib."""
 
 
 def load_faiss() -> Any:
-    """The module faiss. Raises MissingExtra when it is not installed."""
+    """Import and return faiss. Raises MissingExtra if it is not installed."""
     try:
         import faiss
     except ImportError:
@@ -35,7 +38,7 @@ def load_faiss() -> Any:
 
 @contextmanager
 def faiss_threads(count: int) -> Iterator[None]:
-    """Let FAISS have this many threads for a while. Raises MissingExtra when it is not installed."""
+    """Set the number of FAISS threads within the context. Raises MissingExtra if faiss is not installed."""
     faiss = load_faiss()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
@@ -48,17 +51,17 @@ def faiss_threads(count: int) -> Iterator[None]:
 def search(
     documents: Vectors, labels: Vectors, k: int, chunk: int = 4096, candidates: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.int64], Vectors]:
-    """The k labels of the largest inner product with each document, exactly.
+    """Find the k labels with the largest inner product with each document, exactly.
 
-    Equal scores are ordered by lower label id, at the cut as well. All GPUs that FAISS sees are used; of several
-    processes each uses its own.
+    Equal scores are ordered by label id, also at the cut after k. A single process uses all GPUs that FAISS sees; each
+    of several processes uses one.
 
     Args:
         documents: float32 [N', D].
         labels: float32 [L, D].
-        k: labels per document; beyond L the result is padded.
+        k: labels per document; the result is padded if k > L.
         chunk: documents scored at a time.
-        candidates: int64 ascending, the labels that compete; None = all.
+        candidates: int64 ascending, the labels that may be retrieved; None = all.
 
     Returns:
         int64 [N', k] label ids, best first, padded with L; float32 [N', k] scores, padded with -inf.
@@ -70,18 +73,18 @@ def search(
 
 
 class ExactSearch:
-    """The labels of `search`, made ready once for many calls: the competing ones copied out, and on the GPUs.
+    """Exact search over the same labels in many calls; prepares candidates and GPU copies once.
 
     Args:
-        labels, candidates: as of `search`.
+        labels, candidates: as for `search`.
     """
 
     def __init__(self, labels: Vectors, candidates: NDArray[np.int64] | None = None) -> None:
-        self._number_of = None if candidates is None else np.append(candidates, len(labels))
+        self._label_ids = None if candidates is None else np.append(candidates, len(labels))
         self._labels = np.ascontiguousarray(labels if candidates is None else labels[candidates], np.float32)
 
     def search(self, documents: Vectors, k: int, chunk: int = 4096) -> tuple[NDArray[np.int64], Vectors]:
-        """As the function."""
+        """See the function `search`."""
         labels = self._labels
         assert documents.ndim == labels.ndim == 2 and documents.shape[1] == labels.shape[1]
         documents = np.ascontiguousarray(documents, np.float32)
@@ -90,31 +93,33 @@ class ExactSearch:
         scores = np.full((len(documents), k), -np.inf, np.float32)
         for start in range(0, len(documents) if depth else 0, chunk):
             block = slice(start, start + chunk)
-            indices[block, :depth], scores[block, :depth] = _top(self._find, documents[block], labels, depth)
-        return (indices if self._number_of is None else self._number_of[indices]), scores
+            indices[block, :depth], scores[block, :depth] = _search_block(
+                self._find_block, documents[block], labels, depth
+            )
+        return (indices if self._label_ids is None else self._label_ids[indices]), scores
 
-    def _find(self, x: Vectors, n: int) -> tuple[Vectors, NDArray[np.int64]]:
-        if self._on_gpus is not None and n <= GPU_MAX_K:
-            return self._on_gpus.search(x, n)  # type: ignore[no-any-return]
+    def _find_block(self, x: Vectors, n: int) -> tuple[Vectors, NDArray[np.int64]]:
+        if self._gpu_index is not None and n <= GPU_MAX_K:
+            return self._gpu_index.search(x, n)  # type: ignore[no-any-return]
         faiss = load_faiss()
         return faiss.knn(x, self._labels, n, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]
 
     @cached_property
-    def _on_gpus(self) -> Any:
-        """The labels on all GPUs where there are any, else None: a CPU searches them without a copy."""
+    def _gpu_index(self) -> Any:
+        """Index of the labels on the GPUs; None without a GPU, where FAISS searches the array without a copy."""
         faiss = load_faiss()
         count = faiss.get_num_gpus() if hasattr(faiss, "get_num_gpus") else 0
         if not count:
             return None
-        # of several processes each searches on its own GPU: with all on all, every GPU would hold the labels P times
+        # each of P processes uses one GPU; if all used all GPUs, every GPU would hold P copies of the labels
         gpus = list(range(count)) if world_size() == 1 else [local_rank() % count]
         index = faiss.index_cpu_to_gpus_list(faiss.IndexFlatIP(self._labels.shape[1]), gpus=gpus)
         index.add(self._labels)
         return index
 
 
-def _top(find: Search, x: Vectors, labels: Vectors, depth: int) -> tuple[NDArray[np.int64], Vectors]:
-    """Search one block. One neighbour more than asked shows where a tie crosses the cut."""
+def _search_block(find: Search, x: Vectors, labels: Vectors, depth: int) -> tuple[NDArray[np.int64], Vectors]:
+    """Search one block of documents; one extra neighbour shows whether a tie crosses the cut."""
     scores, indices = find(x, min(depth + 1, len(labels)))
     order = np.lexsort((indices, -scores))
     scores, indices = np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)
@@ -124,14 +129,14 @@ def _top(find: Search, x: Vectors, labels: Vectors, depth: int) -> tuple[NDArray
     for start in range(0, len(tied), step):
         rows = tied[start : start + step]
         for row, full in zip(rows, x[rows] @ labels.T, strict=True):
-            indices[row] = _cut(full, depth)
+            indices[row] = _first_labels(full, depth)
             scores[row] = full[indices[row]]
     return indices, scores
 
 
-def _cut(full: Vectors, depth: int) -> NDArray[np.int64]:
-    """The first `depth` of one document's scores over all labels, ties by lower id, in O(L)."""
-    last = np.partition(full, len(full) - depth)[len(full) - depth]
-    above = np.flatnonzero(full > last)
-    equal = np.flatnonzero(full == last)[: depth - len(above)]
+def _first_labels(full: Vectors, depth: int) -> NDArray[np.int64]:
+    """Return the first `depth` labels of one document's scores over all labels, ties by label id, in O(L)."""
+    threshold = np.partition(full, len(full) - depth)[len(full) - depth]
+    above = np.flatnonzero(full > threshold)
+    equal = np.flatnonzero(full == threshold)[: depth - len(above)]
     return np.concatenate([above[np.lexsort((above, -full[above]))], equal])

@@ -1,4 +1,4 @@
-"""Drawing: keyed generators, one column per row of a graph, and which of a batch's pairs are linked."""
+"""Random sampling with keys, and lookups in sparse structures, shared by graphs, base algorithms and training."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Bools = NDArray[np.bool_]
 
 
 def keyed_rng(seed: int, stream: str, *position: int) -> np.random.Generator:
-    """A generator that depends on its key only."""
+    """Return a random generator that depends only on its key: seed, stream name and position."""
     return np.random.default_rng([seed, zlib.crc32(stream.encode()), *position])
 
 
 def among(ascending: NDArray[np.integer[Any]], values: NDArray[np.integer[Any]]) -> Bools:
-    """Which values are among others that stand in ascending order: bool, shaped like `values`.
+    """Test which of `values` occur in the sorted array `ascending`: bool, shape of `values`.
 
-    `np.isin` would sort both each time: seconds a call where a few values are looked up in millions.
+    `np.isin` sorts both arrays in every call, which takes seconds for a few values and millions of entries.
     """
     if not len(ascending):
         return np.zeros(values.shape, bool)
-    place = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    return np.asarray(ascending[place] == values)
+    index = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return np.asarray(ascending[index] == values)
 
 
 class RowSampler:
-    """Draws one column per row of a CSR structure, uniformly or by edge weights.
+    """Samples one column per row of a CSR structure, uniformly or by edge weights.
 
     Args:
         indptr, indices: CSR structure.
@@ -43,12 +43,12 @@ class RowSampler:
         self.cumulative = None if weights is None else np.concatenate([[0.0], np.cumsum(weights)])
 
     def draw(self, rows: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Draw for each of `rows`.
+        """Sample a column for each of `rows`.
 
         Returns:
-            (positions int64 [R] of the rows that have a column, columns int64 [R]).
+            Positions int64 [R] of the rows that have a column, and columns int64 [R].
         """
-        u = rng.random(len(rows))  # drawn for every row, so that an emptied row does not shift the others
+        u = rng.random(len(rows))  # for every row, so that an empty row does not change the samples of the others
         start, stop = self.indptr[rows], self.indptr[rows + 1]
         kept = np.flatnonzero(stop > start)
         start, stop, u = start[kept], stop[kept], u[kept]
@@ -60,10 +60,10 @@ class RowSampler:
         return kept, self.indices[np.clip(edge, start, stop - 1)].astype(np.int64)
 
 
-def scatter(numbers: Ints, key: int) -> NDArray[np.uint64]:
-    """Pseudo-random 64-bit numbers that depend on a number and the key alone (the finaliser of splitmix64).
+def hash_numbers(numbers: Ints, key: int) -> NDArray[np.uint64]:
+    """Hash numbers with a key to pseudo-random 64-bit numbers (the finaliser of SplitMix64).
 
-    Drawing for the anchors at hand costs nothing for the millions that are not.
+    Unlike a random generator, it costs nothing for the millions of numbers that a step does not use.
     """
     x = numbers.astype(np.uint64) + np.uint64(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -72,12 +72,13 @@ def scatter(numbers: Ints, key: int) -> NDArray[np.uint64]:
 
 
 class SharedSampler:
-    """Draws one column per row so that rows with common columns tend to draw the same one.
+    """Samples one column per row so that rows with common columns tend to get the same one.
 
-    Every column runs a race with itself: an exponential time, divided by its weight, the same for all rows of a call; a
-    row takes its first column home. For a row alone that is a draw by weight like any other. Two uniform rows agree
-    with a probability of their Jaccard similarity, the most that is possible for all pairs at once (min-wise hashing,
-    Broder 1997; weighted: Efraimidis and Spirakis 2006). So a step needs fewer distinct anchors for as many pulls.
+    Weighted min-wise hashing by an exponential race: each column draws an exponential time, divided by its weight and
+    equal for all rows of a call; a row takes its earliest column. For a single row this is ordinary weighted sampling.
+    Two rows with uniform weights agree with a probability equal to their Jaccard similarity, the maximum that is
+    possible for all pairs at once (Broder 1997; weighted: Efraimidis and Spirakis 2006). A step therefore needs fewer
+    distinct anchors for the same number of links.
 
     Args:
         indptr, indices: CSR structure.
@@ -90,10 +91,10 @@ class SharedSampler:
         self.weights = weights
 
     def draw(self, rows: Ints, key: int) -> tuple[Ints, Ints]:
-        """Draw for each of `rows`; equal keys run the same race.
+        """Sample a column for each of `rows`; equal keys give the same column times.
 
         Returns:
-            (positions int64 [R] of the rows that have a column, columns int64 [R]).
+            Positions int64 [R] of the rows that have a column, and columns int64 [R].
         """
         start = self.indptr[rows]
         counts = self.indptr[rows + 1] - start
@@ -103,7 +104,7 @@ class SharedSampler:
         start, counts = start[kept], counts[kept]
         first = np.cumsum(counts) - counts
         columns = self.indices[np.arange(int(counts.sum())) + np.repeat(start - first, counts)].astype(np.int64)
-        time = -np.log((scatter(columns, key) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54)
+        time = -np.log((hash_numbers(columns, key) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54)
         if self.weights is not None:
             time /= self.weights[columns]
         order = np.lexsort((columns, time, np.repeat(np.arange(len(kept)), counts)))
@@ -111,39 +112,39 @@ class SharedSampler:
 
 
 class MembershipMask:
-    """Looks up which of a batch's columns are linked to which of its rows."""
+    """Looks up which pairs of a batch's rows and columns are stored in a CSR structure."""
 
     def __init__(self, indptr: Ints, indices: NDArray[np.int32], num_columns: int) -> None:
         self.indptr = indptr.astype(np.int64)
         self.indices = indices
-        self._place = np.full(num_columns, -1, np.int32)  # scratch: column -> position in the batch
+        self._position = np.full(num_columns, -1, np.int32)  # column -> position in the batch; -1 between calls
 
     def __call__(self, rows: Ints, columns: Ints) -> Bools:
-        """Mask bool [rows, columns] (columns distinct), true where the pair is stored."""
+        """Return bool [rows, columns], true for a stored pair; `columns` must be distinct."""
         mask = np.zeros((len(rows), len(columns)), bool)
         start = self.indptr[rows]
         counts = self.indptr[rows + 1] - start
         owner = np.repeat(np.arange(len(rows)), counts)
         within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self._place[columns] = np.arange(len(columns), dtype=np.int32)
-        place = self._place[self.indices[start[owner] + within]]
-        self._place[columns] = -1
-        hit = place >= 0
-        mask[owner[hit], place[hit]] = True
+        self._position[columns] = np.arange(len(columns), dtype=np.int32)
+        position = self._position[self.indices[start[owner] + within]]
+        self._position[columns] = -1
+        hit = position >= 0
+        mask[owner[hit], position[hit]] = True
         return mask
 
 
 def within_budget(pools: Mapping[str, Ints], keys: Mapping[str, int], most: int) -> dict[str, Ints]:
-    """Keep `most` anchors of all sets together, each with the same chance.
+    """Sample at most `most` anchors over all sets, all with equal probability.
 
     Args:
         pools: set name -> int64 [A] distinct anchors.
-        keys: set name -> key of the lottery.
-        most: anchors kept.
+        keys: set name -> key of the hash that decides.
+        most: maximum number of anchors to keep, all sets together.
     """
-    tickets = {name: scatter(pool, keys[name]) for name, pool in pools.items()}
-    drawn = np.concatenate([np.zeros(0, np.uint64), *tickets.values()])
-    if len(drawn) <= most:
+    hashes = {name: hash_numbers(pool, keys[name]) for name, pool in pools.items()}
+    values = np.concatenate([np.zeros(0, np.uint64), *hashes.values()])
+    if len(values) <= most:
         return dict(pools)
-    last = np.partition(drawn, most)[most]
-    return {name: pool[tickets[name] < last] for name, pool in pools.items()}
+    threshold = np.partition(values, most)[most]
+    return {name: pool[hashes[name] < threshold] for name, pool in pools.items()}

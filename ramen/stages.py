@@ -98,13 +98,14 @@ class Stage:
 
     def code_paths(self) -> list[Path]:
         """Files and folders under the package that the stage depends on."""
-        return [PACKAGE / part for part in ("artifacts.py", "config.py", "stages.py", "yamlfile.py", *self.code)]
+        return [PACKAGE / part for part in ("artifacts.py", "config", "stages.py", "yamlfile.py", *self.code)]
 
     def code_version(self) -> str:
         """sha256 (12 hex digits) of the source files the stage depends on."""
         digest = hashlib.sha256()
         for root in self.code_paths():
-            for file in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            files = sorted([*root.rglob("*.py"), *root.rglob("*.j2")]) if root.is_dir() else [root]
+            for file in files:
                 digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0" + file.read_bytes() + b"\0")
         return digest.hexdigest()[:12]
 

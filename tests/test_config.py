@@ -1,18 +1,20 @@
-"""Resolution order, refusals with the nearest name, and the forms a value may come in."""
+"""Resolution order, nested sections, retired keys, refusals with the nearest name, and the forms of values."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from ramen.config import SECTIONS, describe_range, parse_section, presets, resolve, to_yaml
+from ramen.config import RETIRED, SECTIONS, describe_range, extra, knobs, parse_section, presets, resolve, to_yaml
 from ramen.errors import ConfigError
+from ramen.tracking import flat_params
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _work_in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -22,18 +24,18 @@ def test_every_preset_is_valid(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["debian", "manpages", "wordnet", "xc"])
-def test_the_recipe_of_the_results_is_the_default(name: str) -> None:
-    """Whoever brings data of their own gets what docs/results.md measures, not a paper's budget of GPU days."""
+def test_presets_of_the_results_train_with_the_defaults(name: str) -> None:
+    """Users' own data are trained as docs/results.md measures, not with a paper's budget of GPU days."""
     default, preset = resolve().sections(), resolve(preset=name).sections()
-    own = {
+    different = {
         f"{section}.{key}" for section in preset for key in preset[section]
         if preset[section][key] != default[section][key]
     }  # fmt: skip
-    assert own <= {"data.source", "data.path", "objective.anchor_sets"}
+    assert different <= {"data.source", "data.path", "objective.anchor_sets"}
     assert preset["data"]["max_documents"] == 0
 
 
-def test_later_sources_win_and_leave_the_rest() -> None:
+def test_later_sources_override_single_knobs() -> None:
     Path("mine.yaml").write_text("training: {epochs: 7, lr: 0.001}\nwalk: {hops: 5}\n")
     by_preset = resolve(preset="demo")
     merged = resolve(preset="demo", params="mine.yaml", sets=["training.lr=0.5"])
@@ -50,11 +52,119 @@ def test_params_yaml_is_read_unless_a_preset_is_named() -> None:
     assert resolve(preset="demo", params="params.yaml").walk.hops == 3
 
 
-def test_the_written_file_gives_the_same_configuration() -> None:
-    config = resolve(preset="demo", sets=["objective.lambdas={a.label: 0.3}", "index.alias="])
-    Path("params.yaml").write_text(to_yaml(config))
+@pytest.mark.parametrize("all_knobs", [False, True])
+def test_the_written_file_gives_the_same_configuration(all_knobs: bool) -> None:
+    config = resolve(
+        preset="demo", sets=["objective.lambdas={a.label: 0.3}", "index.alias=", "base.dexa.labels_per_offset=7"]
+    )
+    Path("params.yaml").write_text(to_yaml(config, all_knobs=all_knobs))
     assert resolve() == config
-    assert set(yaml.safe_load(to_yaml(config))) == set(SECTIONS)
+
+
+def test_the_complete_file_has_every_knob_and_the_short_one_the_common_and_changed_ones() -> None:
+    config = resolve(sets=["base.clusters.size=8"])
+    every = {f"{name}.{path}" for name, section in SECTIONS.items() for path, _ in knobs(section)}
+    assert set(flat_params(yaml.safe_load(to_yaml(config)))) == every
+    common = {
+        f"{name}.{path}"
+        for name, section in SECTIONS.items()
+        for path, field in knobs(section)
+        if extra(field, "common")
+    }
+    assert 10 <= len(common) <= 16
+    assert set(flat_params(yaml.safe_load(to_yaml(config, all_knobs=False)))) == common | {"base.clusters.size"}
+
+
+def test_there_are_at_most_97_knobs() -> None:
+    assert sum(1 for section in SECTIONS.values() for _ in knobs(section)) <= 97
+
+
+def test_tracked_parameters_are_the_knobs() -> None:
+    every = [f"{name}.{path}" for name, section in SECTIONS.items() for path, _ in knobs(section)]
+    config = resolve(sets=["objective.lambdas={a.label: 0.3}"])
+    tracked = flat_params(config.sections())
+    assert list(tracked) == every
+    assert tracked["base.dexa.labels_per_offset"] == 3 and tracked["objective.lambdas"] == {"a.label": 0.3}
+
+
+def test_a_nested_knob_is_set_by_presets_files_and_assignments() -> None:
+    Path("mine.yaml").write_text("base: {name: dexa, clusters: {size: 8}}\n")
+    base = resolve(preset="paper", params="mine.yaml", sets=["base.dexa.labels_per_offset=5"]).base
+    assert (base.name, base.refresh_from) == ("dexa", 10)
+    assert (base.clusters.size, base.clusters.double_every) == (8, 25), "the file leaves the preset's other key"
+    assert (base.dexa.labels_per_offset, base.dexml.temperature) == (5, 0.05)
+    again = resolve(params="mine.yaml", sets=["base.clusters={double_every: 3}"]).base
+    assert (again.clusters.size, again.clusters.double_every) == (8, 3), "a nested section is merged"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "line"),
+    [
+        ("base.dexa.labels_per_ofset=3", "--set: base.dexa.labels_per_ofset: unknown; did you mean labels_per_offset?"),
+        ("base.dexaa.labels_per_offset=3", "--set: base.dexaa: unknown; did you mean dexa?"),
+        ("base.dexa=3", "--set base.dexa=3: base.dexa: expected a mapping, found 3"),
+        ("base.dexa={labels: 3}", "--set base.dexa={labels: 3}: base.dexa.labels: unknown; "),
+        (
+            "base.dexa.labels_per_offset=0",
+            "base.dexa.labels_per_offset = 0: input should be greater than or equal to 1",
+        ),
+        (
+            "base.dexa.labels_per_offset.x=1",
+            "--set base.dexa.labels_per_offset.x=1: base.dexa.labels_per_offset has no",
+        ),
+        ("base.mining.negatives=true", "base.mining.negatives: True: expected a whole number, found true"),
+    ],
+)
+def test_a_wrong_nested_key_or_value_is_refused(assignment: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(sets=[assignment])
+    assert str(error.value).startswith(line)
+
+
+def test_a_wrong_nested_value_names_its_file() -> None:
+    Path("my.yaml").write_text("base: {dexa: {labels_per_offset: 0}, clusters: {sizes: 3}}\n")
+    with pytest.raises(ConfigError, match=r"^my.yaml: base.clusters.sizes: unknown; did you mean size\?$"):
+        resolve(params="my.yaml")
+    Path("my.yaml").write_text("base: {dexa: {labels_per_offset: 0}}\n")
+    with pytest.raises(ConfigError, match=r"^my.yaml: base.dexa.labels_per_offset = 0: input should be greater"):
+        resolve(params="my.yaml")
+
+
+@pytest.mark.parametrize("path", RETIRED)
+def test_a_retired_key_is_answered_with_its_replacement(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    section, key = path.split(".")
+    answer = f"{path}: {RETIRED[path]}"
+    assert key not in SECTIONS[section].model_fields
+    Path("old.yaml").write_text(f"{section}: {{{key}: 1}}\n")
+    monkeypatch.setattr("ramen.config.loading.PRESETS", Path.cwd())
+    calls = {
+        "--set": lambda: resolve(sets=[f"{path}=1"]),
+        "old.yaml": lambda: resolve(params="old.yaml"),
+        "preset old": lambda: resolve(preset="old"),
+        section: lambda: parse_section(section, {key: 1}),
+    }
+    for where, call in calls.items():
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert str(error.value) == f"{where}: {answer}" and error.value.exit_code == 2
+
+
+def test_all_unknown_and_retired_keys_of_a_file_are_listed() -> None:
+    Path("old.yaml").write_text("walk: {seed: 0, threads: 0}\nbase: {mined: 1}\nwlak: {}\n")
+    with pytest.raises(ConfigError) as error:
+        resolve(params="old.yaml")
+    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == [
+        "walk.seed", "walk.threads", "base.mined", "wlak"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", RETIRED)
+def test_a_replacement_is_a_knob(path: str) -> None:
+    every = {f"{name}.{path}" for name, section in SECTIONS.items() for path, _ in knobs(section)}
+    named = re.findall(r"(?:set|by|see) ([a-z_.]+\.[a-z_]+)", RETIRED[path])
+    assert set(named) <= every
+    for assignment in re.findall(r"set ([a-z_.]+=\S+)", RETIRED[path]):
+        resolve(sets=[assignment])
 
 
 @pytest.mark.parametrize(
@@ -72,18 +182,18 @@ def test_the_written_file_gives_the_same_configuration() -> None:
         ("objective.lambdas.depends.label=0.3", "objective", "lambdas", {"depends.label": 0.3}),
     ],
 )
-def test_set(assignment: str, section: str, knob: str, expected: object) -> None:
+def test_set_reads_values_as_yaml(assignment: str, section: str, knob: str, expected: object) -> None:
     sets = [assignment] if section != "training" else ["training.warmup_epochs=1", assignment]
     found = getattr(getattr(resolve(sets=sets), section), knob)
     assert found == expected and type(found) is type(expected)
 
 
-def test_entries_of_a_dict_knob_add_up() -> None:
+def test_entries_of_a_mapping_knob_add_up() -> None:
     sets = ["objective.lambdas.depends.label=0.3", "objective.lambdas.debtags.document=0"]
     assert resolve(sets=sets).objective.lambdas == {"depends.label": 0.3, "debtags.document": 0.0}
 
 
-def test_a_whole_value_of_a_dict_knob_replaces_the_one_before(tmp_path: Path) -> None:
+def test_a_whole_value_of_a_mapping_knob_replaces_the_previous_one(tmp_path: Path) -> None:
     params = tmp_path / "params.yaml"
     params.write_text("index: {gate: {psp_at_5: 0.5}}\n")
     assert resolve(params=params, sets=["index.gate={}"]).index.gate == {}
@@ -109,7 +219,7 @@ def test_a_whole_value_of_a_dict_knob_replaces_the_one_before(tmp_path: Path) ->
         ("hops=3", "--set hops=3: expected section.key=value, e.g. training.epochs=5"),
     ],
 )
-def test_refusals_name_the_knob(assignment: str, line: str) -> None:
+def test_errors_name_the_knob(assignment: str, line: str) -> None:
     with pytest.raises(ConfigError) as error:
         resolve(sets=[assignment])
     assert str(error.value) == line
@@ -139,8 +249,8 @@ def test_refusals_name_the_knob(assignment: str, line: str) -> None:
         ("training.epochs=1e400", "training.epochs: inf: expected a whole number from 1 to 100000, or auto"),
         ("training.threads=100000000", "training.threads = 100000000: input should be less than or equal to 1024"),
         ("training.seed=1e30", "training.seed = 1e+30: unable to parse input string as an integer, exceeded maximum"),
-        ("scoring.retrieve=100000000", "scoring.retrieve = 100000000: input should be less than or equal to 2048"),
-        ("objective.temperature=1e-300", "objective.temperature = 1e-300: input should be greater than or equal to"),
+        ("index.ef_search=100000000", "index.ef_search = 100000000: input should be less than or equal to 100000"),
+        ("base.dexml.temperature=1e-300", "base.dexml.temperature = 1e-300: input should be greater than or equal"),
         (
             "data.encoding=hex",
             "data.encoding: 'hex': expected a text encoding that keeps ASCII, such as utf-8 or latin",
@@ -168,7 +278,7 @@ def test_refusals_name_the_knob(assignment: str, line: str) -> None:
         ("index.model=a/b", "index.model: 'a/b': expected a name without / : @ % ? #, or nothing"),
     ],
 )
-def test_hostile_values_are_refused_in_one_line(assignment: str, line: str) -> None:
+def test_malformed_values_are_refused_in_one_line(assignment: str, line: str) -> None:
     with pytest.raises(ConfigError) as error:
         resolve(sets=[assignment])
     assert str(error.value).startswith(line) and len(str(error.value).splitlines()) == 1
@@ -198,20 +308,20 @@ def test_factory_strings_of_faiss_are_accepted(kind: str) -> None:
 
 def test_every_number_has_a_lower_and_an_upper_bound() -> None:
     for name, section in SECTIONS.items():
-        for key, field in section.model_fields.items():
+        for path, field in knobs(section):
             if field.annotation in (int, float):
                 extent = describe_range(field)
-                assert ">" in extent and "<" in extent, f"{name}.{key}: {extent or 'no bounds'}"
+                assert ">" in extent and "<" in extent, f"{name}.{path}: {extent or 'no bounds'}"
 
 
-def test_an_alias_bomb_is_refused_at_once() -> None:
+def test_a_yaml_alias_bomb_is_refused() -> None:
     levels = [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     Path("bomb.yaml").write_text("\n".join(["a0: &a0 [x, x, x]", *levels, "objective: {anchor_sets: *a11}"]) + "\n")
     with pytest.raises(ConfigError, match=r"^bomb.yaml:\d+: not valid YAML \(more than 20,000 values\)$"):
         resolve(params="bomb.yaml")
 
 
-def test_a_wrong_value_names_the_file_that_it_is_from() -> None:
+def test_a_wrong_value_names_the_file_it_was_read_from() -> None:
     Path("my.yaml").write_text("training: {epochs: 0}\nwalk: {hops: 5}\n")
     with pytest.raises(ConfigError) as error:
         resolve(params="my.yaml", sets=["walk.hops=-1"])
@@ -233,7 +343,7 @@ def test_text_that_looks_like_another_type_is_kept_by_a_parameter_file() -> None
         assert resolve(params="again.yaml").data.path == text
 
 
-def test_every_wrong_value_has_its_line() -> None:
+def test_every_wrong_value_gets_a_line() -> None:
     with pytest.raises(ConfigError) as error:
         resolve(sets=["walk.hops=-1", "walk.restart=2"])
     assert [line.split(" = ")[0] for line in str(error.value).splitlines()] == ["walk.hops", "walk.restart"]
@@ -248,13 +358,13 @@ def test_every_wrong_value_has_its_line() -> None:
         ("walk: {hopss: 3}", "f.yaml: walk.hopss: unknown; did you mean hops?"),
     ],
 )
-def test_broken_files(text: str, line: str) -> None:
+def test_broken_parameter_files_are_refused(text: str, line: str) -> None:
     Path("f.yaml").write_text(text)
     with pytest.raises(ConfigError, match=line.replace("[", r"\[")):
         resolve(params="f.yaml")
 
 
-def test_missing_file_and_unknown_preset() -> None:
+def test_a_missing_file_and_an_unknown_preset_are_refused() -> None:
     with pytest.raises(ConfigError, match="no such file"):
         resolve(params="nowhere.yaml")
     with pytest.raises(ConfigError, match="did you mean demo?"):
@@ -262,9 +372,11 @@ def test_missing_file_and_unknown_preset() -> None:
 
 
 def test_a_section_from_kfp_has_floats_for_integers() -> None:
-    section = parse_section("walk", {"hops": 400.0, "restart": 0.8, "threads": 2.0})
-    assert (section.hops, section.threads) == (400, 2)  # type: ignore[attr-defined]
+    section = parse_section("walk", {"hops": 400.0, "restart": 0.8, "top_k": 2.0})
+    assert (section.hops, section.top_k) == (400, 2)  # type: ignore[attr-defined]
     assert isinstance(section.hops, int)  # type: ignore[attr-defined]
+    base = parse_section("base", {"clusters": {"size": 8.0}})
+    assert base.clusters.size == 8 and isinstance(base.clusters.size, int)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="did you mean hops"):
         parse_section("walk", {"hop": 1.0})
 
@@ -276,9 +388,8 @@ def test_sections_are_frozen() -> None:
 
 def test_every_knob_has_help_and_source() -> None:
     for name, section in SECTIONS.items():
-        for key, field in section.model_fields.items():
-            extra = field.json_schema_extra
-            assert field.description and isinstance(extra, dict) and extra["source"], f"{name}.{key}"
+        for path, field in knobs(section):
+            assert field.description and extra(field, "source"), f"{name}.{path}"
 
 
 def test_ranges_are_described() -> None:

@@ -1,4 +1,4 @@
-"""Tracking through an outage: a real MLflow server that goes away in the middle of a run and comes back."""
+"""Tracking during an outage: an MLflow server stops in the middle of a run and starts later."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from click.testing import CliRunner
 from ramen.cli import cli
 from ramen.errors import RamenError
 from ramen.tracking import journal, open_tracker, push_kept
-from ramen.tracking.journal import Journal, kept
+from ramen.tracking.journal import Journal, find_journals
 
 
 class Server:
-    """`mlflow server` on a fixed port, over a folder that outlives it."""
+    """`mlflow server` on a fixed port; its folder persists between starts."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as probe:
@@ -65,14 +65,14 @@ def server(tmp_path: Path, tracking_template: Path, monkeypatch: pytest.MonkeyPa
     import mlflow
 
     shutil.copy(tracking_template, tmp_path / "server.db")
-    made = Server(tmp_path)
+    server = Server(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)
-    monkeypatch.setattr(journal, "PATIENCE", journal.OFFLINE_RETRIES)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.setattr(journal, "ONLINE_RETRIES", journal.OFFLINE_RETRIES)
     mlflow.set_tracking_uri(None)
-    made.start()
-    yield made
-    made.stop()
+    server.start()
+    yield server
+    server.stop()
     mlflow.set_tracking_uri(None)
 
 
@@ -82,9 +82,7 @@ def _client() -> Any:
     return MlflowClient()
 
 
-def test_run_survives_an_outage_and_nothing_is_missing_afterwards(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report.html").write_text("the report")
     with open_tracker("warmup") as track:
         track.params({"training.lr": 1e-4})
@@ -98,17 +96,17 @@ def test_run_survives_an_outage_and_nothing_is_missing_afterwards(
         with track.child("round-1", {"ramen.round": "1"}) as child, child.child("inner") as inner:
             child.log({"edges_kept": 90.0})
             inner.log({"x": 2.0})
-    said = capsys.readouterr().err
-    assert said.count("out of reach") == 2 and "ramen tracking push" in said
-    (place,) = kept(tmp_path / ".ramen" / "tracking")
+    messages = capsys.readouterr().err
+    assert messages.count("unreachable") == 2 and "ramen tracking push" in messages
+    (folder,) = find_journals(tmp_path / ".ramen" / "tracking")
 
     with pytest.raises(RamenError, match="cannot be used"):
         push_kept()
-    assert kept(tmp_path / ".ramen" / "tracking") == [place], "a failed push loses nothing"
+    assert find_journals(tmp_path / ".ramen" / "tracking") == [folder], "a failed push keeps the journal"
     server.start()
     done = CliRunner().invoke(cli, ["tracking", "push"])
     assert done.exit_code == 0 and "sent 11 writes" in done.output, done.output
-    assert not kept(tmp_path / ".ramen" / "tracking")
+    assert not find_journals(tmp_path / ".ramen" / "tracking")
 
     client = _client()
     run = client.get_run(track.run_id)
@@ -125,24 +123,24 @@ def test_run_survives_an_outage_and_nothing_is_missing_afterwards(
     assert CliRunner().invoke(cli, ["tracking", "push"]).output.strip() == "no writes are kept"
 
 
-def test_store_that_comes_back_gets_what_was_kept_before_the_run_goes_on(
+def test_pending_writes_are_flushed_before_later_writes(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_tracker("warmup") as track:
         server.stop()
         track.log({"loss": 3.0}, step=1)
         track.log({"loss": 2.0}, step=2)
-        assert kept(tmp_path / ".ramen" / "tracking")
+        assert find_journals(tmp_path / ".ramen" / "tracking")
         server.start()
-        monkeypatch.setattr(journal, "TRY_AGAIN", 0.0)
-        track._store.journal._next_try = 0.0  # type: ignore[attr-defined]
+        monkeypatch.setattr(journal, "FLUSH_SECONDS", 0.0)
+        track._store.journal._next_flush = 0.0  # type: ignore[attr-defined]
         track.log({"loss": 1.0}, step=3)
-        assert not kept(tmp_path / ".ramen" / "tracking")
+        assert not find_journals(tmp_path / ".ramen" / "tracking")
         assert [m.step for m in _client().get_metric_history(track.run_id, "loss")] == [1, 2, 3]
 
 
 class Flaky:
-    """A client whose calls fail from the n-th on, and that counts what reached it."""
+    """A client that answers a number of calls, records them, and fails afterwards."""
 
     def __init__(self, answers: int) -> None:
         self.answers, self.seen = answers, []  # type: int, list[str]
@@ -158,35 +156,35 @@ class Flaky:
         return call
 
 
-def test_push_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    first = Journal(Flaky(0), tmp_path)
+def test_interrupted_flush_resumes_at_the_next_write(tmp_path: Path) -> None:
+    original = Journal(Flaky(0), tmp_path)
     for step in range(5):
-        first.write("end", "run", status="FINISHED", time=step)
-    first.close()
-    (place,) = kept(tmp_path)
-    with (place / "writes.jsonl").open("a") as stream:
-        stream.write('{"write": "en')  # a kill in the middle of a line
+        original.write("end", "run", status="FINISHED", time=step)
+    original.close()
+    (folder,) = find_journals(tmp_path)
+    with (folder / "writes.jsonl").open("a") as stream:
+        stream.write('{"write": "en')  # the process was killed while it wrote this line
     for answers, left in ((2, 3), (2, 1), (2, 0)):
         client = Flaky(answers)
-        again = Journal.reopen(client, place)
-        assert again is not None
-        again.send()
-        assert again.pending == left and len(client.seen) == min(2, left + 2 if left else 1)
-        again.release()
-    assert not kept(tmp_path)
+        reopened = Journal.reopen(client, folder)
+        assert reopened is not None
+        reopened.send()
+        assert reopened.pending == left and len(client.seen) == min(2, left + 2 if left else 1)
+        reopened.release()
+    assert not find_journals(tmp_path)
 
 
-def test_journal_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
-    busy = Journal(Flaky(0), tmp_path)
-    busy.write("end", "run", status="FINISHED", time=0)
-    (place,) = kept(tmp_path)
+def test_journal_of_a_running_process_is_not_reopened(tmp_path: Path) -> None:
+    in_use = Journal(Flaky(0), tmp_path)
+    in_use.write("end", "run", status="FINISHED", time=0)
+    (folder,) = find_journals(tmp_path)
     script = "import sys, pathlib; from ramen.tracking.journal import Journal\n"
     script += "print(Journal.reopen(None, pathlib.Path(sys.argv[1])))"
-    done = subprocess.run([sys.executable, "-c", script, str(place)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None"
 
 
-def test_mistake_of_ours_is_no_outage(tmp_path: Path) -> None:
+def test_permanent_error_is_raised(tmp_path: Path) -> None:
     from mlflow.exceptions import MlflowException
 
     class Strict:
@@ -198,27 +196,27 @@ def test_mistake_of_ours_is_no_outage(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_run_without_an_id_in_the_answer_is_kept(tmp_path: Path) -> None:
+def test_run_creation_is_pending_after_a_response_without_an_id(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
     class Nameless:
         def create_run(self, *arguments: Any, **values: Any) -> Any:
             return SimpleNamespace(info=SimpleNamespace(run_id=""))
 
-    found = Journal(Nameless(), tmp_path)
-    assert found.create_run("0", "ramen", {}).startswith("kept-") and found.pending == 1
+    writer = Journal(Nameless(), tmp_path)
+    assert writer.create_run("0", "ramen", {}).startswith("kept-") and writer.pending == 1
 
 
-def test_rows_are_plain_json(tmp_path: Path) -> None:
-    made = Journal(Flaky(0), tmp_path)
-    made.write("metrics", "run", points=[["loss", 0.5, 1, 2]])
-    (place,) = kept(tmp_path)
-    row = json.loads((place / "writes.jsonl").read_text())
+def test_writes_are_stored_as_json_lines(tmp_path: Path) -> None:
+    writer = Journal(Flaky(0), tmp_path)
+    writer.write("metrics", "run", points=[["loss", 0.5, 1, 2]])
+    (folder,) = find_journals(tmp_path)
+    row = json.loads((folder / "writes.jsonl").read_text())
     assert row == {"write": "metrics", "run": "run", "values": {"points": [["loss", 0.5, 1, 2]]}}
 
 
 class NoFiles(Flaky):
-    """A store that takes everything but files."""
+    """A store that accepts everything except files."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(1000)
@@ -230,37 +228,35 @@ class NoFiles(Flaky):
         self.seen.append("log_artifact")
 
 
-def _http(status: int) -> Exception:
+def _http_error(status: int) -> Exception:
     import requests
 
-    answer = requests.Response()
-    answer.status_code = status
-    return requests.HTTPError(f"{status} error", response=answer)
+    response = requests.Response()
+    response.status_code = status
+    return requests.HTTPError(f"{status} error", response=response)
 
 
-def test_file_that_is_too_large_is_dropped_and_the_run_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report, client = tmp_path / "report.html", NoFiles(_http(413))
+def test_file_that_is_too_large_is_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, client = tmp_path / "report.html", NoFiles(_http_error(413))
     report.write_text("x")
-    made = Journal(client, tmp_path / "spool")
-    made.write("artifact", "run", file=report, folder="")
-    made.write("end", "run", status="FINISHED", time=0)
-    assert client.seen == ["set_terminated"] and not made.pending
-    assert "warning: report.html was refused by the tracking store and is dropped: 413 error" in capsys.readouterr().err
+    writer = Journal(client, tmp_path / "spool")
+    writer.write("artifact", "run", file=report, folder="")
+    writer.write("end", "run", status="FINISHED", time=0)
+    assert client.seen == ["set_terminated"] and not writer.pending
+    assert "warning: report.html: dropped, because the tracking store refused it: 413 error" in capsys.readouterr().err
 
 
-def test_files_that_wait_hold_up_nothing_else_and_are_sent_later(tmp_path: Path) -> None:
-    client = NoFiles(_http(403))
-    made = Journal(client, tmp_path / "spool")
+def test_pending_files_do_not_delay_other_writes(tmp_path: Path) -> None:
+    client = NoFiles(_http_error(403))
+    writer = Journal(client, tmp_path / "spool")
     for name in ("a", "b"):
         (tmp_path / name).write_text(name)
-        made.write("artifact", "run", file=tmp_path / name, folder="")
-    made.write("end", "run", status="FINISHED", time=0)
-    made.close()
-    assert client.seen == ["set_terminated"] and made.pending == 2
-    (place,) = kept(tmp_path / "spool")
+        writer.write("artifact", "run", file=tmp_path / name, folder="")
+    writer.write("end", "run", status="FINISHED", time=0)
+    writer.close()
+    assert client.seen == ["set_terminated"] and writer.pending == 2
+    (folder,) = find_journals(tmp_path / "spool")
     client.error = None
-    again = Journal.reopen(client, place)
-    assert again is not None and again.pending == 2 and again.send()
-    assert client.seen == ["set_terminated", "log_artifact", "log_artifact"] and not kept(tmp_path / "spool")
+    reopened = Journal.reopen(client, folder)
+    assert reopened is not None and reopened.pending == 2 and reopened.send()
+    assert client.seen == ["set_terminated", "log_artifact", "log_artifact"] and not find_journals(tmp_path / "spool")

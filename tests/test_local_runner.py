@@ -62,7 +62,7 @@ def test_pipeline_runs_is_tracked_and_cached(
     assert "report.html" in logged
 
     with start_pipeline_run("again", "", sections={"walk": {"hops": 20}}) as again:
-        run_local(make_config(xc_folder, "index.hnsw_m=16"), out, arm="ramen")
+        run_local(make_config(xc_folder, "index.ef_search=16"), out, arm="ramen")
     printed = capsys.readouterr().err
     runs = client.search_runs([client.get_experiment_by_name("ramen").experiment_id])
     stages = {r.info.run_name: r.data for r in runs if r.data.tags.get("mlflow.parentRunId") == again}

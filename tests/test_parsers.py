@@ -1,4 +1,4 @@
-"""No bytes, values or archives make a parser do anything but succeed or raise one of our errors, in bounded memory."""
+"""Property tests: on any input a parser succeeds or raises a RamenError, in bounded memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PROFILE = settings.get_profile("parsers")
 
 
 @contextmanager
-def bounded(megabytes: int = 100) -> Iterator[None]:
-    """Fail if more memory is held at any time, as Python and numpy count it."""
+def limit_memory(megabytes: int = 100) -> Iterator[None]:
+    """Fail if Python and numpy allocate more memory than this at any time."""
     tracemalloc.start()
     try:
         yield
@@ -43,22 +43,22 @@ def bounded(megabytes: int = 100) -> Iterator[None]:
 @pytest.mark.parametrize("target", TARGETS)
 @settings(PROFILE)
 @given(data=st.binary(max_size=200))
-def test_any_bytes(target: str, data: bytes, tmp_path: Path) -> None:
+def test_parser_survives_any_bytes(target: str, data: bytes, tmp_path: Path) -> None:
     accept(TARGETS[target], tmp_path, data)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @settings(PROFILE)
 @given(data=st.data())
-def test_any_damage_to_a_valid_file(target: str, data: st.DataObject, tmp_path: Path) -> None:
+def test_parser_survives_damaged_valid_files(target: str, data: st.DataObject, tmp_path: Path) -> None:
     seeds = tmp_path / "seeds"
     if not seeds.exists():
         seeds.mkdir()
         write_seeds(target, seeds)
     content = bytearray(data.draw(st.sampled_from(sorted(seeds.iterdir()))).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(content)))
-        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        start = data.draw(st.integers(0, len(content)))
+        content[start : start + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     accept(TARGETS[target], tmp_path, bytes(content))
 
 
@@ -79,7 +79,7 @@ OBJECTS = st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, VALUES))
 @pytest.mark.parametrize("target", ["documents", "snapshot"])
 @settings(PROFILE)
 @given(lines=st.lists(OBJECTS | VALUES, min_size=1, max_size=4))
-def test_any_json(target: str, lines: list[object], tmp_path: Path) -> None:
+def test_json_readers_survive_any_json(target: str, lines: list[object], tmp_path: Path) -> None:
     accept(TARGETS[target], tmp_path, "\n".join(map(json.dumps, lines)).encode())
 
 
@@ -92,16 +92,16 @@ TOKENS = ["walk", "hops", "training", "epochs", "title", "rows", "name", "set", 
 @pytest.mark.parametrize("target", ["yaml_file", "parameters", "assignment", "study"])
 @settings(PROFILE)
 @given(tokens=st.lists(st.sampled_from(TOKENS), max_size=20))
-def test_any_yaml(target: str, tokens: list[str], tmp_path: Path) -> None:
-    start = "walk.hops=" if target == "assignment" else ""
-    accept(TARGETS[target], tmp_path, (start + "".join(tokens)).encode())
+def test_yaml_readers_survive_any_yaml(target: str, tokens: list[str], tmp_path: Path) -> None:
+    prefix = "walk.hops=" if target == "assignment" else ""
+    accept(TARGETS[target], tmp_path, (prefix + "".join(tokens)).encode())
 
 
 @settings(PROFILE)
 @given(
     tree=st.dictionaries(st.sampled_from(["walk", "training", "index", "data", "rows", "title"]) | st.text(), VALUES)
 )
-def test_any_tree_of_values(tree: dict[str, object], tmp_path: Path) -> None:
+def test_configuration_survives_any_tree_of_values(tree: dict[str, object], tmp_path: Path) -> None:
     for target in ("parameters", "study"):
         accept(TARGETS[target], tmp_path, yaml.safe_dump(tree).encode("utf-8", "surrogatepass"))
 
@@ -121,7 +121,7 @@ MEMBERS = ("format", "shape", "indices", "indptr", "data", "row", "col")
 
 @settings(PROFILE, max_examples=150)
 @given(arrays=st.fixed_dictionaries({"format": ARRAYS, "shape": ARRAYS}, optional=dict.fromkeys(MEMBERS[2:], ARRAYS)))
-def test_any_archive_of_arrays(arrays: dict[str, np.ndarray], tmp_path: Path) -> None:
+def test_npz_reader_survives_any_arrays(arrays: dict[str, np.ndarray], tmp_path: Path) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     accept(TARGETS["packed_matrix"], tmp_path, buffer.getvalue())
@@ -135,7 +135,7 @@ def test_any_archive_of_arrays(arrays: dict[str, np.ndarray], tmp_path: Path) ->
     second=st.lists(st.integers(-1, 6), max_size=6),
     values=st.lists(st.floats(width=32), max_size=6),
 )
-def test_any_sparse_matrix(
+def test_npz_reader_survives_any_sparse_matrix(
     form: str, shape: tuple[int, int], first: list[int], second: list[int], values: list[float], tmp_path: Path
 ) -> None:
     names = ("row", "col") if form == "coo" else ("indices", "indptr")
@@ -166,8 +166,8 @@ CELLS = [
 @settings(PROFILE)
 @given(rows=st.lists(st.lists(st.sampled_from(CELLS))))
 @pytest.mark.parametrize("header", ["2 3", "2147483647 20", "1 2147483647", "9" * 5000 + " 1", "-1 3", "2 3 4", ""])
-def test_any_text_matrix(header: str, rows: list[list[str]], tmp_path: Path) -> None:
-    with bounded():
+def test_matrix_reader_survives_any_text(header: str, rows: list[list[str]], tmp_path: Path) -> None:
+    with limit_memory():
         accept(TARGETS["text_matrix"], tmp_path, "\n".join([header, *map(" ".join, rows)]).encode())
 
 
@@ -188,19 +188,19 @@ def test_any_text_matrix(header: str, rows: list[list[str]], tmp_path: Path) -> 
         ("packages", b"Package: a\nDescription: b\n" + b" c\n" * 10**5),
     ],
 )  # fmt: skip
-def test_large_input_ends_soon_in_little_memory(target: str, data: bytes, tmp_path: Path) -> None:
-    with bounded():
+def test_large_input_is_parsed_in_little_memory(target: str, data: bytes, tmp_path: Path) -> None:
+    with limit_memory():
         accept(TARGETS[target], tmp_path, data)
 
 
-def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_is_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ramen.data.sources import lines
 
     monkeypatch.setattr(lines, "MAX_LINE", 1 << 20)
     path, defects = tmp_path / "m.txt.gz", lines.Defects()
     path.write_bytes(gzip.compress(b"0" * 100_000_000, 1))
-    with bounded(20):
+    with limit_memory(20):
         assert list(lines.numbered_lines(path, defects)) == []
     assert str(defects.found[0]) == (
-        f"{path}:1: expected lines of at most 1,048,576 bytes, found a longer one; is it a text file?"
+        f"{path}:1: expected lines of at most 1,048,576 bytes, found a longer one; check that it is a text file"
     )

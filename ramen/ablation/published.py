@@ -1,4 +1,4 @@
-"""What the papers report, to be set beside one's own figures: published.csv, in percent."""
+"""Results reported in the papers (published.csv, in percent), to compare with one's own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ FILE = Path(__file__).with_name("published.csv")
 
 @cache
 def published(dataset: str, table: str = "") -> dict[tuple[str, str], dict[str, float]]:
-    """What the papers report of a data set: (source, method) -> metric -> value; {} for a data set of no paper.
+    """Return the published results of a data set.
 
     Args:
-        dataset: as the Extreme Classification Repository spells it, e.g. LF-WikiSeeAlsoTitles-320K.
-        table: an ablation's table, as the file's column of that name has it; "" = the main tables.
+        dataset: name in the Extreme Classification Repository, e.g. LF-WikiSeeAlsoTitles-320K.
+        table: an ablation's table, from the column `table`; "" = the main tables.
+
+    Returns:
+        (source, method) -> metric -> value; empty for a data set that no paper reports.
     """
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    results: dict[tuple[str, str], dict[str, float]] = {}
     with FILE.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
             if row["dataset"] == dataset and row["table"] == table:
-                found.setdefault((row["source"], row["method"]), {})[row["metric"]] = float(row["value"])
-    return found
+                results.setdefault((row["source"], row["method"]), {})[row["metric"]] = float(row["value"])
+    return results

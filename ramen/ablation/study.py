@@ -1,9 +1,10 @@
-"""Studies for `ramen ablate`: data only, one YAML file each, and what reads them.
+"""Studies of `ramen ablate`: one YAML file each.
 
-A study has a `title`, and `rows`: a `name`, assignments `set` over the configuration asked for, and optionally
-`against`, the row it is compared with. A row with `peer` evaluates one of `ramen.peers` instead of training; `time_of`
-names the row whose training time the peer gets. `rows_per_anchor_set` is a row for each anchor set of the data, with
-`{set}` in its texts. `published` names tables of ablation/published.csv that ask the same.
+A study has a `title` and `rows`. A row has a `name`, assignments `set` that are added to the user's configuration, and
+optionally `against`, the row it is compared with. A row with `peer` evaluates one of `ramen.peers` instead of training;
+`time_of` names the row whose training time is the peer's time limit. `rows_per_anchor_set` are templates of rows for
+each anchor set of the dataset, with `{set}` for its name. `published` names tables of ablation/published.csv that
+report the same comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.errors import ConfigError, nearest, not_a_file, shown
+from ramen.errors import ConfigError, nearest, not_a_file, shown, warn
 from ramen.yamlfile import read_yaml
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ ROW_FIELDS = {"name", "set", "against", "peer", "time_of"}
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a study.
+    """One row of a study.
 
     Attributes:
         sets: assignments `section.key=value`.
-        against: the row it is compared with; "" = none.
+        against: name of the row it is compared with; "" = none.
         peer: name in `ramen.peers.PEERS`; "" = a training run.
-        time_of: the row above whose training time the peer gets; "" = no time limit.
+        time_of: name of the row above whose training time is the peer's time limit; "" = no limit.
     """
 
     name: str
@@ -45,11 +46,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """A list of rows to be run over the same seeds.
+    """Rows to be run under the same seeds.
 
     Attributes:
-        per_set: some rows stand for an anchor set each.
-        published: tables of the papers that ask the same, as `ramen.ablation.published` names them.
+        per_set: the study has rows for each anchor set of the dataset.
+        published: names of the papers' tables with the same comparison, see `ramen.ablation.published`.
     """
 
     name: str
@@ -58,22 +59,42 @@ class Study:
     per_set: bool = False
     published: tuple[str, ...] = ()
 
-    def without_repeats(self, config_of: Callable[[Row], Config]) -> tuple[Study, dict[str, str]]:
-        """Leave out rows whose configuration is that of the row they are compared with: they would gain 0 of nothing.
-
-        Under a preset that already is what a row asks for (`paper` has no label context), such a row says nothing.
-        Rows that were compared with one that is left out are compared with the row it repeats.
+    def select(self, names: str | None) -> Study:
+        """Keep only some rows and the rows they need, for a comparison or for their training time.
 
         Args:
-            config_of: the configuration of a row.
+            names: comma-separated; None = all rows.
+
+        Raises:
+            ConfigError: there is no row of a name.
+        """
+        if names is None:
+            return self
+        wanted = {name.strip() for name in names.split(",")}
+        if unknown := wanted - {row.name for row in self.rows}:
+            known = ", ".join(row.name for row in self.rows)
+            raise ConfigError(f"--rows: study {self.name} has no row {sorted(unknown)[0]!r}; there are {known}")
+        needs = {row.name: {row.against, row.time_of} - {""} for row in self.rows}
+        while more := {need for name in wanted for need in needs[name]} - wanted:
+            wanted |= more
+        return replace(self, rows=tuple(row for row in self.rows if row.name in wanted))
+
+    def without_repeats(self, config_of: Callable[[Row], Config]) -> tuple[Study, dict[str, str]]:
+        """Leave out rows with the same configuration as the row they are compared with, whose gain would be 0.
+
+        This happens if the preset already sets what a row sets (`paper` has no label context, for example). Rows that
+        refer to a row that is left out refer to the row it repeats instead.
+
+        Args:
+            config_of: returns the configuration of a row.
 
         Returns:
-            The study, and the rows left out -> the row that each repeats.
+            The study, and each row left out -> the row it repeats.
         """
-        of = {row.name: (row.peer, config_of(row)) for row in self.rows}
+        configs = {row.name: (row.peer, config_of(row)) for row in self.rows}
         repeats: dict[str, str] = {}
         for row in self.rows:
-            if of[row.name] == of.get(row.against):
+            if configs[row.name] == configs.get(row.against):
                 repeats[row.name] = repeats.get(row.against, row.against)
         kept = [
             replace(
@@ -86,63 +107,85 @@ class Study:
         ]
         return replace(self, rows=tuple(kept)), repeats
 
+    def without_unavailable_peers(self) -> Study:
+        """Leave out, with a warning, peers that cannot run on this machine and rows that need their training time.
+
+        Raises:
+            ConfigError: no row is left.
+        """
+        from ramen.peers import PEERS
+
+        rows: list[Row] = []
+        for row in self.rows:
+            obstacle = PEERS[row.peer].obstacle() if row.peer in PEERS else ""
+            if not obstacle and row.time_of and row.time_of not in {kept.name for kept in rows}:
+                obstacle = f"row {row.time_of!r}, which determines its time limit, is skipped"
+            if obstacle:
+                warn(f"{self.name}: row {row.name!r} is skipped: {obstacle}")
+            else:
+                rows.append(row)
+        if not rows:
+            raise ConfigError(f"study {self.name}: no row can run on this machine; see the warnings above")
+        return replace(self, rows=tuple(rows))
+
 
 def studies() -> list[str]:
-    """Names of the studies that ship with the package."""
+    """Return the names of the studies in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
-    """A shipped study, or a YAML file of the same form.
+    """Read a study of the package or a YAML file.
 
     Args:
-        name: of a study, or a path.
-        anchor_sets: of the data, for rows that stand for each of them; none = not known yet, such rows are left out.
+        name: name of a study, or path of a file.
+        anchor_sets: names of the dataset's anchor sets, for `rows_per_anchor_set`; empty = not known yet, so that those
+            rows are left out.
 
     Raises:
-        ConfigError: there is no such study, or it is not of that form.
+        ConfigError: there is no such study, or the file is invalid.
     """
     path = FOLDER / f"{name}.yaml" if name in studies() else Path(name)
-    if found := not_a_file(path):
+    if file_type := not_a_file(path):
         if os.path.lexists(path):
-            raise ConfigError(f"study {name!r}: expected a YAML file, found {found}; write the study to a file")
+            raise ConfigError(f"study {name!r}: expected a YAML file, found {file_type}; write the study to a file")
         raise ConfigError(f"study {name!r}: unknown; there are {', '.join(studies())}, or give a YAML file")
     tree = read_yaml(path)
     try:
-        _check_form(tree)
-        rows = [_row(row) for row in tree.get("rows") or []]
+        _check_study(tree)
+        rows = [_parse_row(row) for row in tree.get("rows") or []]
         for template in tree.get("rows_per_anchor_set") or []:
-            rows += [_row(template, anchor_set) for anchor_set in anchor_sets]
+            rows += [_parse_row(template, anchor_set) for anchor_set in anchor_sets]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     names = [row.name for row in rows]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{path}: two rows are called {twice[0]!r}; names of rows must differ")
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{path}: two rows are named {duplicates[0]!r}; rename one of them")
     per_set = bool(tree.get("rows_per_anchor_set"))
     if not rows and (anchor_sets or not per_set):
-        raise ConfigError(f"{path}: has no rows; see ramen/ablation/studies for the form")
-    lost = {row.against for row in rows if row.against} - set(names)
-    if lost and (anchor_sets or not per_set):
-        raise ConfigError(f"{path}: `against: {sorted(lost)[0]}` names no row; there are {', '.join(names)}")
+        raise ConfigError(f"{path}: has no rows; see ramen/ablation/studies for examples")
+    unknown = {row.against for row in rows if row.against} - set(names)
+    if unknown and (anchor_sets or not per_set):
+        raise ConfigError(f"{path}: `against: {sorted(unknown)[0]}` is not a row; there are {', '.join(names)}")
     for number, row in enumerate(rows):
         if row.time_of and row.time_of not in names[:number]:
-            raise ConfigError(f"{path}: row {row.name!r}: `time_of: {row.time_of}` names no row above it")
+            raise ConfigError(f"{path}: row {row.name!r}: `time_of: {row.time_of}` is not a row above it")
     return Study(path.stem, tree["title"], tuple(rows), per_set, tuple(tree.get("published") or ()))
 
 
-def _check_form(tree: Any) -> None:
-    """Refuse what is not a mapping of a study's fields. Raises ConfigError, without the name of the file."""
+def _check_study(tree: Any) -> None:
+    """Check the fields of a study and their types. Raises ConfigError, without the name of the file."""
     if not isinstance(tree, dict) or not isinstance(tree.get("title"), str):
         raise ConfigError(
-            "is no study: expected a mapping with a text `title`; see ramen/ablation/studies for the form"
+            "not a study: expected a mapping with a text `title`; see ramen/ablation/studies for examples"
         )
     _check_fields(tree, FIELDS, "")
     for field in ("rows", "rows_per_anchor_set"):
         rows = tree.get(field) or []
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ConfigError(f"{field}: expected a list of mappings; see ramen/ablation/studies for the form")
-    if not _is_texts(tree.get("published") or []):
-        raise ConfigError("published: expected a list of names of tables")
+            raise ConfigError(f"{field}: expected a list of mappings; see ramen/ablation/studies for examples")
+    if not _is_list_of_texts(tree.get("published") or []):
+        raise ConfigError("published: expected a list of table names")
 
 
 def _check_fields(tree: dict[Any, Any], fields: set[str], where: str) -> None:
@@ -150,27 +193,30 @@ def _check_fields(tree: dict[Any, Any], fields: set[str], where: str) -> None:
         raise ConfigError(f"{where}{unknown[0]}: unknown; {nearest(unknown[0], fields)}")
 
 
-def _is_texts(value: Any) -> bool:
+def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _row(tree: dict[str, Any], anchor_set: str = "") -> Row:
+def _parse_row(tree: dict[str, Any], anchor_set: str = "") -> Row:
     name = tree.get("name")
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"row {shown(name)}: name: expected a text; quote a number")
     where = f"row {shown(name)}: "
     if not name.isprintable() or name != name.strip() or "," in name:
-        raise ConfigError(f"{where}name: expected a line without commas and outer spaces; --rows could not choose it")
+        raise ConfigError(
+            f"{where}name: expected one line without commas and surrounding spaces, so that --rows can select the row"
+        )
     if tree.get("against") == name:
-        raise ConfigError(f"{where}against: names the row itself; name another row, or remove it")
+        raise ConfigError(f"{where}against: is the row itself; name another row or remove it")
     _check_fields(tree, ROW_FIELDS, where)
     sets = tree.get("set") or []
     if isinstance(sets, str):
         raise ConfigError(f"{where}set: expected a list, as in [{sets}]")
-    if not _is_texts(sets):
+    if not _is_list_of_texts(sets):
         raise ConfigError(f"{where}set: expected a list of assignments section.key=value")
-    others = {key: tree.get(key) or "" for key in ("against", "peer", "time_of")}
-    for key, value in others.items():
+    references = {key: tree.get(key) or "" for key in ("against", "peer", "time_of")}
+    for key, value in references.items():
         if not isinstance(value, str):
             raise ConfigError(f"{where}{key}: expected a text, found {shown(value)}; quote a number")
-    return Row(name.replace("{set}", anchor_set), tuple(text.replace("{set}", anchor_set) for text in sets), **others)
+    assignments = tuple(text.replace("{set}", anchor_set) for text in sets)
+    return Row(name.replace("{set}", anchor_set), assignments, **references)

@@ -1,8 +1,7 @@
-"""Base algorithms: what RAMEN regularises. One module each, one line in `BASES`.
+"""Base algorithms, which RAMEN regularises: one module and one line in `BASES` each.
 
-A base algorithm decides which documents share a step, which labels compete and what the task loss is (see
-`protocol.BaseAlgorithm`); RAMEN adds anchors and graph negatives to the step and regularisers to the loss, nothing
-else.
+A base algorithm chooses the documents of a step, its candidate labels and the task loss (see `protocol.BaseAlgorithm`).
+RAMEN only adds anchors and graph negatives to the step, and regularisers to the loss.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ramen.errors import ConfigError, nearest
 
-if TYPE_CHECKING:  # so that a name can be checked without torch
+if TYPE_CHECKING:  # check_name works without torch
     from ramen.base.protocol import BaseAlgorithm, LabelProblem
     from ramen.config import BaseConfig
     from ramen.objective.triplet import Triplet
@@ -29,18 +28,18 @@ BASES: dict[str, str] = {
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError unless there is a base algorithm of this name."""
+    """Raise ConfigError unless a base algorithm has this name."""
     if name not in BASES:
         raise ConfigError(f"base.name = {name!r}: unknown base algorithm; {nearest(name, BASES)}")
 
 
 def make_base(settings: BaseConfig, problem: LabelProblem, triplet: Triplet) -> BaseAlgorithm:
-    """The base algorithm that `settings.name` names.
+    """Create the base algorithm `settings.name`.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no base algorithm has this name.
     """
     check_name(settings.name)
-    module, cls = BASES[settings.name].split(":")
-    made: BaseAlgorithm = getattr(importlib.import_module(module), cls)(problem, settings, triplet)
-    return made
+    module, class_name = BASES[settings.name].split(":")
+    base: BaseAlgorithm = getattr(importlib.import_module(module), class_name)(problem, settings, triplet)
+    return base

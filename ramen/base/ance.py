@@ -1,7 +1,7 @@
-"""ANCE: globally mined negatives join the labels of the step (Xiong et al., ICLR 2021; as RAMEN uses it).
+"""ANCE: negatives mined among all labels (Xiong et al., ICLR 2021; in the form that RAMEN uses).
 
-Uniform steps and the triplet loss. Every few epochs the labels nearest to each document are found with the current
-encoder, all true ones left out; each step draws a few of them per document, and all documents of the step share them.
+Documents in uniform random order, triplet loss. Every few epochs the current encoder retrieves the nearest labels of
+each document, without the true ones; each step samples some of them per document as negatives of all its documents.
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from ramen.base.mining import Mining
 
 
 class Ance(Mining):
-    """In-batch triplet with `base.mined` mined negatives per document."""
+    """In-batch triplet loss with `base.mining.negatives` mined negatives per document."""

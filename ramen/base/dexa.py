@@ -1,8 +1,8 @@
-"""DEXA: NGAME whose labels carry a learnt offset beside their text (Dahiya et al., KDD 2023).
+"""DEXA: NGAME with a learnt offset added to each label's vector (Dahiya et al., KDD 2023).
 
-A label is ranked by `normalise(E(text) + A[map(label)])`. Labels share the rows of A by clusters of their first
-vectors, and the most frequent ones have a row of their own, so A is far smaller than a table of all labels. Rows start
-at zero: the first step is NGAME's.
+A label is ranked by `normalise(E(text) + A[row_of[label]])`. Labels whose initial vectors are in one cluster share a
+row of A, and the most frequent labels have a row of their own, so A is much smaller than a table of all labels. Rows
+start at zero: the first step equals NGAME's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from ramen.config import BaseConfig
 from ramen.objective.triplet import Triplet
 from ramen.sampling import Ints, keyed_rng
 
+OFFSET_HEADS = 1000
+"""Number of most frequent labels with an offset of their own (Dahiya et al.)."""
+
 
 class Offsets(nn.Module):
-    """A table of label offsets, and which row each label takes.
+    """A table of label offsets, and the row of each label.
 
     Args:
-        labels: L.
-        rows: K.
-        dimension: D.
+        labels: L, number of labels.
+        rows: K, number of offsets.
+        dimension: D, width of the vectors.
     """
 
     def __init__(self, labels: int, rows: int, dimension: int) -> None:
@@ -38,18 +41,18 @@ class Offsets(nn.Module):
         self.row_of: Tensor
 
     def forward(self, encoded_LD: Tensor, labels_L: Tensor) -> Tensor:
-        """Vectors of `labels_L` (int64 [L]) from their texts' vectors (float32 [L, D]): unit norm."""
+        """Return vectors of `labels_L` (int64 [L]) given those of their texts: float32 [L, D], unit norm."""
         return nn.functional.normalize(encoded_LD + self.table[self.row_of[labels_L]], dim=-1)
 
 
 class Dexa(Ngame):
-    """NGAME with label offsets: one for about `base.labels_per_offset` labels, `base.offset_heads` have their own."""
+    """NGAME with label offsets: one per about `base.dexa.labels_per_offset` labels, and one per frequent label."""
 
     def __init__(self, problem: LabelProblem, settings: BaseConfig, triplet: Triplet) -> None:
         super().__init__(problem, settings, triplet)
         labels = problem.y.shape[1]
-        self.heads = min(settings.offset_heads, labels)
-        self.levels = halvings((labels - self.heads) / settings.labels_per_offset)
+        self.heads = min(OFFSET_HEADS, labels)
+        self.levels = halvings((labels - self.heads) / settings.dexa.labels_per_offset)
         self.offsets = Offsets(labels, (1 << self.levels) + self.heads, problem.dimension)
         self._mapped = False
 
@@ -67,7 +70,7 @@ class Dexa(Ngame):
             super().refresh(epoch, embed)
 
     def _map(self, labels: NDArray[np.float32]) -> None:
-        """Give each label its row, by clusters of the labels' first vectors; fixed from then on."""
+        """Assign each label its row by clustering the labels' initial vectors; done once."""
         rows = balanced_clusters(labels, self.levels, keyed_rng(self.problem.seed, "offsets")).astype(np.int64)
         frequency = np.asarray(self.problem.y.sum(0)).ravel()
         rows[np.argsort(-frequency, kind="stable")[: self.heads]] = (1 << self.levels) + np.arange(self.heads)
@@ -75,8 +78,8 @@ class Dexa(Ngame):
         self._mapped = True
 
     def label_vectors(self, encoded_LD: Tensor, labels: Ints) -> Tensor:
-        numbers = torch.from_numpy(labels).to(encoded_LD.device)
-        return self.offsets(encoded_LD, numbers)  # type: ignore[no-any-return]
+        labels_L = torch.from_numpy(labels).to(encoded_LD.device)
+        return self.offsets(encoded_LD, labels_L)  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         return super().state() | ({"row_of": self.offsets.row_of.cpu().numpy()} if self._mapped else {})

@@ -1,4 +1,4 @@
-"""Hard negatives: the labels that the encoder confuses with a document's own, found over all labels."""
+"""Mining of hard negatives: the nearest labels of a document, over all labels, that are not true."""
 
 from __future__ import annotations
 
@@ -11,44 +11,47 @@ from ramen.base.protocol import BaseAlgorithm, Embed, LabelProblem, Vectors, eve
 from ramen.retrieval import ExactSearch
 from ramen.sampling import Ints, among
 
+SHORTLIST = 100
+"""Nearest negatives per document from which mined ones are sampled (DEXML)."""
 CELLS = 1 << 22
-"""Labels found at a time, for all documents of a block (bounds memory)."""
+"""Labels retrieved at a time, over all documents of a block (bounds memory)."""
 
 
 def shortlists(problem: LabelProblem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
-    """The labels nearest to each document, of those that training may see, that are negatives (`Problem.known_texts`).
+    """Return the nearest negatives of each document (`LabelProblem.known_texts`) among the labels seen in training.
 
     Args:
-        problem: whose documents, and what is known of their labels.
+        problem: documents and their known labels.
         documents: float32 [N, D].
         labels: float32 [L, D], the vectors by which labels are ranked.
-        size: S.
+        size: S, negatives per document.
 
     Returns:
-        int32 [N, S] labels, best first, padded with -1; documents without a label have none.
+        int32 [N, S] labels, nearest first, padded with -1; documents without a label have none.
     """
     known = problem.known_texts
     labels_of = np.bincount(problem.label_texts, minlength=known.shape[1])
-    left_out = (known @ labels_of).astype(np.int64)
-    order = problem.documents[np.argsort(-left_out[problem.documents], kind="stable")]  # of a few it may be thousands
-    found = np.full((problem.y.shape[0], size), -1, np.int32)
+    excluded = (known @ labels_of).astype(np.int64)  # known labels per document, which retrieval must exceed
+    # documents of similar depth share a block: a few have thousands of known labels
+    order = problem.documents[np.argsort(-excluded[problem.documents], kind="stable")]
+    nearest = np.full((problem.y.shape[0], size), -1, np.int32)
     exact = ExactSearch(labels, problem.labels if len(problem.unseen) else None)
     start = 0
     while start < len(order):
-        depth = min(size + int(left_out[order[start]]), len(problem.labels))
+        depth = min(size + int(excluded[order[start]]), len(problem.labels))
         rows = order[start : start + max(1, CELLS // depth)]
         start += len(rows)
         ids, _ = exact.search(documents[rows], depth)
-        wrong = ~_known(problem, rows, ids)
-        place = np.cumsum(wrong, axis=1) - 1
-        wrong &= place < size
-        row, column = np.nonzero(wrong)
-        found[rows[row], place[row, column]] = ids[row, column]
-    return found
+        negative = ~_known(problem, rows, ids)
+        place = np.cumsum(negative, axis=1) - 1
+        negative &= place < size
+        row, column = np.nonzero(negative)
+        nearest[rows[row], place[row, column]] = ids[row, column]
+    return nearest
 
 
 def _known(problem: LabelProblem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
-    """Bool [R, K]: `ids` whose texts are known for their row."""
+    """Return bool [R, K]: `ids` whose texts are known for their row."""
     known, number = problem.known_texts, np.arange(len(rows))
     count = known.shape[1]
     stored = np.repeat(number, np.diff(known.indptr)[rows]) * count + known[rows].indices
@@ -56,34 +59,39 @@ def _known(problem: LabelProblem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
 
 
 def drawn_from(shortlist: NDArray[np.int32], numbers: NDArray[np.float64]) -> NDArray[np.int32]:
-    """One label for each number in [0, 1), of those that a row has: int32 [R, K], -1 where it has none.
+    """Sample labels from shortlists by uniform numbers.
 
     Args:
         shortlist: int32 [R, S], padded with -1.
-        numbers: float64 [R, K].
+        numbers: float64 [R, K] in [0, 1).
+
+    Returns:
+        int32 [R, K] labels of the same row, -1 for rows without a label.
     """
     filled = (shortlist >= 0).sum(1, keepdims=True)
     return np.take_along_axis(shortlist, (numbers * filled).astype(np.int64), axis=1)
 
 
 class Mining(BaseAlgorithm):
-    """Keeps a shortlist of mined labels for each document, refreshed every few epochs.
+    """A base algorithm with a shortlist of mined negatives per document, refreshed every few epochs.
 
-    A shortlist holds negatives alone: with several positives per document, leaving out the sampled one only (as with
-    one positive per query) would push true labels away.
+    All true labels are excluded from a shortlist, not only the sampled positive: documents have several, and the loss
+    would push the others away.
     """
 
     shortlist: NDArray[np.int32] | None = None
     """int32 [N, S], -1 = none."""
 
     def refresh_due(self, epoch: int) -> bool:
-        return self.settings.mined > 0 and every(epoch, self.settings.refresh_from, self.settings.refresh_every)
+        settings = self.settings
+        return settings.mining.negatives > 0 and every(epoch, settings.refresh_from, settings.refresh_every)
 
     def refresh(self, epoch: int, embed: Embed) -> None:
-        self.shortlist = shortlists(self.problem, embed("documents"), embed("labels"), self.settings.shortlist)
+        self.shortlist = shortlists(self.problem, embed("documents"), embed("labels"), SHORTLIST)
 
     def negatives(self, documents: Ints, rng: np.random.Generator) -> Ints:
-        drawn = rng.random((len(documents), self.settings.mined))  # always, so that a refresh shifts no other draw
+        # drawn before the first refresh too, so that a refresh changes no other draw
+        drawn = rng.random((len(documents), self.settings.mining.negatives))
         if self.shortlist is None:
             return np.zeros(0, np.int64)
         chosen = drawn_from(self.shortlist[documents], drawn).ravel()

@@ -1,8 +1,8 @@
 """NGAME: similar documents share a step, so that in-batch negatives are hard (Dahiya et al., WSDM 2023).
 
-Every few epochs the documents are cut into balanced clusters of the current encoder's vectors; an epoch shuffles the
-clusters, lays them end to end and cuts steps. Clusters begin small and double, so negatives get harder as the encoder
-gets better.
+Every few epochs the documents are clustered by the current encoder's vectors, into clusters of equal size. An epoch
+concatenates the clusters in random order and cuts the result into steps. Clusters start small and double in size, so
+negatives get harder as the encoder improves.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ramen.sampling import Ints, keyed_rng
 
 
 class Ngame(BaseAlgorithm):
-    """In-batch triplet over clustered documents, followed by a classifier per label."""
+    """In-batch triplet loss over clustered documents, followed by a classifier per label."""
 
     clusters: NDArray[np.int32] | None = None
-    """int32 [n], cluster of each of `problem.documents`."""
+    """int32 [n], cluster of each of `problem.documents`; None before the first refresh."""
 
     def refresh_due(self, epoch: int) -> bool:
         return every(epoch, self.settings.refresh_from, self.settings.refresh_every)
 
     def cluster_size(self, epoch: int) -> int:
-        """Documents per cluster at an epoch: doubles from `base.cluster_size` up to the step's size."""
-        doublings = (epoch - self.settings.refresh_from) // self.settings.cluster_double_every
-        return min(self.settings.cluster_size << min(doublings, 32), self.problem.batch_size)
+        """Return the documents per cluster at an epoch: `base.clusters.size`, doubled up to the batch size."""
+        doublings = (epoch - self.settings.refresh_from) // self.settings.clusters.double_every
+        return min(self.settings.clusters.size << min(doublings, 32), self.problem.batch_size)
 
     def refresh(self, epoch: int, embed: Embed) -> None:
         vectors = embed("documents")[self.problem.documents]

@@ -1,8 +1,8 @@
-"""What a base algorithm may know, and what it may decide.
+"""The interface of base algorithms, and the data they receive.
 
 `BaseAlgorithm` is the plain in-batch triplet: documents in uniform random order, one positive label each, the other
-documents' labels as negatives. Every other base algorithm overrides the decisions in which it differs, and none of them
-knows of graphs: RAMEN adds anchors and graph negatives to the step and regularisers to the loss, nothing else.
+documents' labels as negatives. Other base algorithms override the methods in which they differ. They do not use graphs:
+RAMEN adds anchors and graph negatives to the step, and regularisers to the loss.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ramen.sampling import Ints, MembershipMask, RowSampler
 
 Vectors = NDArray[np.float32]
 Embed = Callable[[Literal["documents", "labels"]], Vectors]
-"""Embeds all N training documents or all L labels with the encoder as it is: float32 [N or L, D], unit norm."""
+"""Encodes all N training documents or all L labels with the current encoder: float32 [N or L, D], unit norm."""
 
 
 @dataclass(frozen=True)
 class LabelProblem:
-    """What a base algorithm is told.
+    """Documents, labels and their pairs, as a base algorithm receives them.
 
     Attributes:
-        documents: int64 [n] training documents that have a label, ascending.
+        documents: int64 [n] ascending, training documents with a label.
         y: CSR N x L, true labels.
         ignore: CSR N x L, pairs that are neither positive nor negative.
-        label_texts: int64 [L], text number of each label (equal = identical text).
-        document_texts: int64 [N], text number of each document, numbered as those of the labels.
-        batch_size: rows of a step.
+        label_texts: int64 [L], text number of each label; labels with the same text have the same number.
+        document_texts: int64 [N], text number of each document, in the same numbering.
+        batch_size: rows per step.
         dimension: D, width of the vectors.
-        seed: of everything drawn outside a step.
-        unseen: int64, labels that no step may have (zero-shot).
+        seed: of everything sampled outside a step.
+        unseen: int64, labels excluded from all steps (zero-shot).
     """
 
     documents: Ints
@@ -54,15 +54,16 @@ class LabelProblem:
 
     @cached_property
     def labels(self) -> Ints:
-        """Labels that may be in a step, int64 ascending."""
+        """Labels that steps may contain, int64 ascending."""
         return np.setdiff1d(np.arange(self.y.shape[1]), self.unseen)
 
     @cached_property
     def known_texts(self) -> sp.csr_matrix:
-        """CSR N x texts, ones: labels that read so are no negatives of a document.
+        """CSR N x texts of ones: labels with these texts are not negatives of the document.
 
-        The texts of its true and ignored labels and its own. Labels of the same text cannot be told apart, and one that
-        reads as the document would be the nearest wrong one for ever: titles repeat in Amazon's data.
+        These are the texts of its true and ignored labels, and its own text. Labels of the same text cannot be
+        distinguished, and a label with the document's text would always be its nearest negative: titles repeat in
+        Amazon's data.
         """
         count = 1 + int(max(self.label_texts.max(initial=0), self.document_texts.max(initial=0)))
         known = (self.y + self.ignore) @ _one_hot(self.label_texts, count) + _one_hot(self.document_texts, count)
@@ -73,20 +74,20 @@ class LabelProblem:
 
 
 def _one_hot(columns: Ints, width: int) -> sp.csr_matrix:
-    """A one in each row's column: CSR [rows, width]."""
+    """Return CSR [rows, width] with a one in the given column of each row."""
     rows = len(columns)
     return sp.csr_matrix((np.ones(rows, np.float32), columns, np.arange(rows + 1)), shape=(rows, width))
 
 
 class BaseAlgorithm:
-    """The in-batch triplet, and the contract of every base algorithm.
+    """The in-batch triplet, and the interface of every base algorithm.
 
-    Whatever `refresh` computes must come back from `state`, as arrays: it becomes part of the checkpoints.
+    `state` must return everything that `refresh` computes, as arrays, because checkpoints store it.
 
     Args:
-        problem: documents, labels and what is known of their pairs.
+        problem: documents, labels and their pairs.
         settings: section `base`.
-        triplet: the task loss in its common reduction.
+        triplet: the task loss.
     """
 
     def __init__(self, problem: LabelProblem, settings: BaseConfig, triplet: Triplet) -> None:
@@ -96,41 +97,41 @@ class BaseAlgorithm:
         self._known = MembershipMask(known.indptr, known.indices, known.shape[1])
 
     documents_per_row = 1
-    """Documents of a step per row of it."""
+    """Documents in a step per row."""
 
     @property
     def rows(self) -> int:
-        """Rows of an epoch: what `order` permutes."""
+        """Number of rows in an epoch."""
         return len(self.problem.documents)
 
     def order(self, rng: np.random.Generator) -> Ints:
-        """One epoch's rows, int64 [rows]; consecutive ones share a step. `rng` is keyed by seed and epoch."""
+        """Return the rows of an epoch, int64 [rows], in order of their steps. `rng` is keyed by seed and epoch."""
         return rng.permutation(self.problem.documents)
 
     def pairs(self, rows: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Documents int64 [B] of a step and one sampled positive label of each, int64 [B]."""
+        """Return the documents of a step, int64 [B], and one sampled positive label of each, int64 [B]."""
         return rows, self._positives.draw(rows, rng)[1]
 
     def negatives(self, documents: Ints, rng: np.random.Generator) -> Ints:
-        """Further labels that compete in the step, int64, repeats allowed."""
+        """Return further candidate labels of the step, int64; may repeat."""
         return np.zeros(0, np.int64)
 
     def known(self, documents: Ints, labels: Ints) -> NDArray[np.bool_]:
-        """Bool [B, L]: pairs that are no negatives: true, to be ignored, or told apart by nothing (`known_texts`)."""
+        """Return bool [B, L], true for pairs that are not negatives: true, ignored, or same text (`known_texts`)."""
         texts, place = np.unique(self.problem.label_texts[labels], return_inverse=True)
         return np.asarray(self._known(documents, texts)[:, place])
 
     def label_vectors(self, encoded_LD: Tensor, labels: Ints) -> Tensor:
-        """Vectors by which labels are ranked, float32 [L, D] unit norm, from what the encoder says of their texts."""
+        """Return the vectors by which labels are ranked, given those of their texts: float32 [L, D], unit norm."""
         return encoded_LD
 
     def loss(self, scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor) -> Tensor:
-        """Task loss.
+        """Return the task loss.
 
         Args:
-            scores_BL: float [B, L], cosines of the step's documents and its labels.
+            scores_BL: float [B, L], cosines of the step's documents and labels.
             positive_B: int64 [B], column of the sampled positive.
-            mask_BL: bool [B, L], true for every label that is no negative (`known`).
+            mask_BL: bool [B, L], true for every label that is not a negative (`known`).
 
         Returns:
             float32 scalar.
@@ -138,30 +139,30 @@ class BaseAlgorithm:
         return self.triplet(scores_BL, positive_B, mask_BL)
 
     def refresh_due(self, epoch: int) -> bool:
-        """Whether `refresh` is to be called before epoch `epoch` (0 = the first)."""
+        """Return whether `refresh` must be called before epoch `epoch` (0 = the first)."""
         return False
 
     def refresh(self, epoch: int, embed: Embed) -> None:
-        """Look at the current encoder: cluster, or mine."""
+        """Cluster or mine with the current encoder."""
 
     def state(self) -> dict[str, NDArray[np.generic]]:
-        """What `refresh` computed, as arrays; for checkpoints."""
+        """Return what `refresh` computed, as arrays, for checkpoints."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
 
     @property
     def module(self) -> nn.Module | None:
-        """Parameters of its own, trained beside the encoder's; None = it has none."""
+        """Additional parameters, trained together with the encoder's; None = no parameters."""
         return None
 
     @property
     def classifies(self) -> bool:
-        """Whether a classifier per label follows the encoder (the second stage, M2)."""
+        """Whether a classifier per label is trained after the encoder (the second stage, M2)."""
         return False
 
 
 def every(epoch: int, first: int, period: int) -> bool:
-    """Whether `epoch` is `first` or a whole number of periods later."""
+    """Return whether `epoch` is `first` or a whole number of periods later."""
     return epoch >= first and (epoch - first) % period == 0

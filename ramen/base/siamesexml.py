@@ -1,8 +1,8 @@
 """SiameseXML: steps over labels instead of documents (Dahiya et al., ICML 2021; stage I).
 
-Every label with a document is a row of the epoch, so rare labels are seen as often as frequent ones. Each row draws two
-of its documents; the second stands for the centroid of the label's documents. Negatives are the documents drawn for
-other labels. The encoder is whatever `encoder` says (the paper's is a bag of embeddings).
+Every label with a document is a row of the epoch, so rare labels are trained as often as frequent ones. Each row draws
+two of its documents; the second approximates the centroid of the label's documents. Negatives are the documents sampled
+for other labels. The encoder is the configured one (a bag of embeddings in the paper).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ramen.sampling import Ints, RowSampler
 CENTROID_SHARE = 0.3
 """Weight of the second document's loss."""
 CEILING, SHARPNESS = 0.9, 1.5
-"""A pair of cosine s is true with probability `CEILING * exp(SHARPNESS * (s - 1))`: c and d of the release."""
+"""Probability that a pair of cosine s is true: `CEILING * exp(SHARPNESS * (s - 1))` (c and d in the released code)."""
 
 
 class SiameseXml(BaseAlgorithm):
-    """Label-wise steps."""
+    """Contrastive loss over steps of labels."""
 
     documents_per_row = 2
 
@@ -62,13 +62,16 @@ class SiameseXml(BaseAlgorithm):
 
 
 def _contrast(scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor, hardest: int) -> Tensor:
-    """Negative log-likelihood, label by label: of its document being true and the hardest others false.
+    """Return the mean negative log-likelihood over labels: of a label's document being true, the hardest others not.
 
     Args:
-        scores_BL: float [B, L], one document per label.
+        scores_BL: float [B, L] cosines, one document per label.
         positive_B: int64 [B], the label of each document.
         mask_BL: bool [B, L], true or ignored pairs.
         hardest: negatives kept per label; 0 = all.
+
+    Returns:
+        float32 scalar.
     """
     logs_BL = SHARPNESS * (scores_BL.float() - 1.0) + math.log(CEILING)
     mask_BL = mask_BL.scatter(1, positive_B[:, None], True)

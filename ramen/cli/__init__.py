@@ -28,7 +28,7 @@ Examples:
   ramen compare                                the newest runs in one table
   ramen ablate --preset demo --study bases     a study over several seeds, in one table
   ramen probe                                  how well the graphs alone predict the labels
-  ramen config --preset debian -o params.yaml  a complete parameter file with comments
+  ramen config --preset debian -o params.yaml  a parameter file with comments
 """
 
 

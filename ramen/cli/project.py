@@ -71,21 +71,24 @@ def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
     click.echo(f"{total:>15,}  bytes {'would be deleted' if dry_run else 'deleted'}")
 
 
-@click.command(short_help="Print or write a complete parameter file with comments.")
+@click.command(short_help="Print or write a parameter file with comments.")
 @config_options
+@click.option("--all", "all_knobs", is_flag=True, help="Write every knob, as DVC needs it in params.yaml.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write here instead of standard output.")
-def config(resolve: Callable[..., Config], output: Path | None) -> None:
-    """Print every knob with its value, range and description.
+def config(resolve: Callable[..., Config], all_knobs: bool, output: Path | None) -> None:
+    """Print knobs with their values, ranges and descriptions, as a parameter file.
+
+    These are the knobs that are changed most often and those that differ from their default; --all prints every knob.
 
     \b
     Examples:
       ramen config --preset demo -o params.yaml
-      ramen config --set training.epochs=5
+      ramen config --all --set training.epochs=5
     """
     from ramen.artifacts import write_text
     from ramen.config import to_yaml
 
-    text = to_yaml(resolve())
+    text = to_yaml(resolve(), all_knobs=all_knobs)
     if output is None:
         click.echo(text, nl=False)
     else:

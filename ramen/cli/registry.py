@@ -1,4 +1,4 @@
-"""Commands about registered versions: list them, move the alias that serves, change a version's labels."""
+"""Commands for registered versions: `registry`, `promote`, `rollback`, `index-update`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ramen.errors import ConfigError, GateRefused
 if TYPE_CHECKING:
     from ramen.config import Config
 
-SHOWN = {"P@1": "p_at_1", "PSP@5": "psp_at_5", "tail P@1": "tail/p_at_1"}
-"""Column title -> tag."""
+METRIC_COLUMNS = {"P@1": "p_at_1", "PSP@5": "psp_at_5", "tail P@1": "tail/p_at_1"}
+"""Column title -> version tag."""
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options `--model` and `--alias`."""
+    """Add the options `--model` and `--alias`."""
     alias = click.option("--alias", default="champion", show_default=True, help="Alias that serving follows.")
     model = click.option("--model", default="ramen", show_default=True, metavar="NAME", help="Registered model.")
     return model(alias(function))
@@ -31,9 +31,9 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(short_help="List the published versions.")
 @click.option("--model", default="ramen", show_default=True, metavar="NAME", help="Registered model.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with all that is recorded of each version.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with all tags of each version.")
 def registry(model: str, as_json: bool) -> None:
-    """List the registered versions, newest first: aliases, metrics, size, provenance, and what the gate said.
+    """List the registered versions, newest first: aliases, provenance, gate decision, metrics, latency and size.
 
     \b
     Examples:
@@ -42,54 +42,56 @@ def registry(model: str, as_json: bool) -> None:
     """
     from ramen.publishing.registry import versions
 
-    found = versions(model)
+    listed = versions(model)
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(one) for one in found], indent=1, sort_keys=True))
+        click.echo(json.dumps([dataclasses.asdict(version) for version in listed], indent=1, sort_keys=True))
         return
     rows = []
-    for one in found:
-        tags = one.tags
+    for version in listed:
+        tags = version.tags
+        dataset = tags.get("dataset", "")
         rows.append(
             [
-                str(one.number),
-                ", ".join(one.aliases),
-                datetime.fromtimestamp(one.created / 1000).strftime("%Y-%m-%d %H:%M"),
-                f"{tags.get('index', '')} {_number(tags, 'labels', ',.0f') or '0'}",
+                str(version.number),
+                ", ".join(version.aliases),
+                datetime.fromtimestamp(version.created / 1000).strftime("%Y-%m-%d %H:%M"),
+                f"{tags.get('index', '')} {_format_number(tags, 'labels', ',.0f') or '0'}",
                 (tags.get("git") or "")[:8],
-                tags.get("dataset", "")[:8] + ("+" if "+" in tags.get("dataset", "") else ""),
-                _gate(tags),
-                *(_number(tags, key, ".2f") for key in SHOWN.values()),
-                _number(tags, "ann_recall", ".3f"),
+                dataset[:8] + ("+" if "+" in dataset else ""),  # + = with changed labels
+                _gate_status(tags),
+                *(_format_number(tags, key, ".2f") for key in METRIC_COLUMNS.values()),
+                _format_number(tags, "ann_recall", ".3f"),
                 tags.get("query_ms", ""),
-                _number(tags, "bytes", ",.1f", 1e6),
+                _format_number(tags, "bytes", ",.1f", 1e6),
             ]
         )
-    columns = ["version", "alias", "created", "index, labels", "git", "dataset", "gate", *SHOWN, "recall", "ms", "MB"]
+    columns = ["version", "alias", "created", "index, labels", "git", "dataset", "gate"]
+    columns += [*METRIC_COLUMNS, "recall", "ms", "MB"]
     tables.show(rows, columns, text_columns=7, ends=len(rows) or 1)
 
 
-def _number(tags: dict[str, str], key: str, form: str, unit: float = 1.0) -> str:
-    """A tag's number as text; empty when the tag is missing or holds no number."""
-    from ramen.publishing.registry import finite
+def _format_number(tags: dict[str, str], key: str, form: str, unit: float = 1.0) -> str:
+    """Return a tag's number as text, empty if the tag is missing or not a number."""
+    from ramen.publishing.registry import finite_number
 
-    value = finite(tags.get(key))
+    value = finite_number(tags.get(key))
     return "" if value is None else format(value / unit, form)
 
 
-def _gate(tags: dict[str, str]) -> str:
-    """What became of a version: passed, refused, withdrawn, or that it does not answer."""
+def _gate_status(tags: dict[str, str]) -> str:
     return "does not answer" if tags.get("smoke") != "passed" else tags.get("gate", "")
 
 
-@click.command(short_help="Point the alias to another version, if the gate lets it.")
+@click.command(short_help="Point the alias to another version, if it passes the gate.")
 @click.argument("version", metavar="N|ALIAS")
 @config_options
 @model_options
-@click.option("--force", is_flag=True, help="Move it whatever the gate says.")
+@click.option("--force", is_flag=True, help="Move the alias without the gate.")
 def promote(version: str, resolve: Callable[..., Config], model: str, alias: str, force: bool) -> None:
-    """Point the alias to a registered version; the gate (section index) compares it with the present holder.
+    """Point the alias to a registered version, if it passes the gate (config section index).
 
-    The decision and its numbers are recorded on the version. Exit code 5 when the gate refuses.
+    The gate compares the version with the current champion, the version that the alias points to now, and stores its
+    decision in the version's tags. Exit code 5 if the gate refuses the version.
 
     \b
     Examples:
@@ -97,30 +99,30 @@ def promote(version: str, resolve: Callable[..., Config], model: str, alias: str
       ramen promote 7 --set 'index.gate={"psp_at_5": 0.5, "tail/p_at_1": 0}'
       ramen promote 3 --force
     """
-    from ramen.publishing.gate import promote as move
+    from ramen.publishing import gate
 
     settings = None if force else resolve().index
     try:
-        now, before = move(model, alias, version, settings)
+        now, before = gate.promote(model, alias, version, settings)
     except GateRefused as error:
-        raise GateRefused(f"{error}; {alias} stays (--force moves it)") from None
-    said = " already" if before == now else f", was {before}" if before else ""
-    click.echo(f"{model}: {alias} is version {now}{said}")
+        raise GateRefused(f"{error}; {alias} has not moved (--force moves it)") from None
+    change = " already" if before == now else f", was {before}" if before else ""
+    click.echo(f"{model}: {alias} is version {now}{change}")
 
 
-@click.command(short_help="Point the alias back to the version before.")
+@click.command(short_help="Point the alias back to the previous version.")
 @model_options
 def rollback(model: str, alias: str) -> None:
-    """Point the alias back to the version that held it before; no later run hands it forward by itself.
+    """Point the alias back to the previous champion; later runs do not promote the withdrawn version again.
 
     \b
     Example:
       ramen rollback
     """
-    from ramen.publishing.gate import rollback as back
+    from ramen.publishing import gate
 
-    left, taken = back(model, alias)
-    click.echo(f"{model}: {alias} is version {taken}, was {left}")
+    withdrawn, current = gate.rollback(model, alias)
+    click.echo(f"{model}: {alias} is version {current}, was {withdrawn}")
 
 
 @click.command("index-update", short_help="Add and remove labels of a published version.")
@@ -137,10 +139,10 @@ def index_update(
     model: str,
     alias: str,
 ) -> None:
-    """Publish a version with other labels: nothing is trained, new labels are encoded and added.
+    """Publish a version with changed labels, without training: new labels are encoded and added to the index.
 
-    The new version takes the alias if it answers and passes the gate (ANN recall and latency; figures of other
-    labels are not compared). A label that is there already gets its new text.
+    The new version is promoted if it passes its smoke test and the gate on ANN recall, latency, and the evaluation of
+    the version it was made from. Adding an existing label replaces its text.
 
     \b
     Examples:
@@ -148,10 +150,10 @@ def index_update(
       ramen index-update --remove gone.txt --version 3 --set index.min_recall=0.95
     """
     if add is None and remove is None:
-        raise ConfigError("give --add FILE, --remove FILE or both")
+        raise ConfigError("index-update: no labels to change; give --add FILE, --remove FILE or both")
     from ramen.publishing.update import publish_update, read_changes
 
     settings = resolve(f"index.model={model}", f"index.alias={alias}").index
     published = publish_update(version, read_changes(add, remove), settings)
-    held = f"{alias} stays where it was: {published.refused}" if published.refused else f"alias {published.alias}"
-    click.echo(f"{published.name} version {published.version}; {held}")
+    result = f"{alias} has not moved: {published.refused}" if published.refused else f"alias {published.alias}"
+    click.echo(f"{published.name} version {published.version}; {result}")

@@ -112,9 +112,9 @@ def _help(stage: Stage) -> str:
 
 _EXAMPLES = {
     "ingest": "--preset xc --set data.path=data/LF-WikiSeeAlsoTitles-320K",
-    "build-graph": "--set walk.hops=400 --set walk.degree_cap=200",
+    "build-graph": "--set walk.hops=400 --set walk.top_k=5",
     "warmup": "--set training.lr=1e-4",
     "prune-retrain": "--set pruning.quantile=0.9",
-    "evaluate": "--set scoring.quantiles=5",
+    "evaluate": "--set scoring.links=true",
     "publish-index": "--set index.kind=flat",
 }

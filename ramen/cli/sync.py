@@ -101,7 +101,7 @@ def config_page() -> str:
     lines = [
         "# Configuration",
         "",
-        f"<!-- {GENERATED.format(source='ramen/config.py')} -->",
+        f"<!-- {GENERATED.format(source='ramen/config/')} -->",
         "",
         *(config.__doc__ or "").strip().splitlines()[2:],
         "",
@@ -116,10 +116,10 @@ def config_page() -> str:
     for name, section in config.SECTIONS.items():
         lines += ["", f"## {name}", "", (section.__doc__ or "").strip(), ""]
         lines += ["| knob | default | range | description | source |", "|---|---|---|---|---|"]
-        for key, field in section.model_fields.items():
-            extra = field.json_schema_extra
-            source = extra["source"] if isinstance(extra, dict) else ""
-            cells = [f"`{key}`", f"`{_value(field.default)}`", config.describe_range(field), field.description, source]
+        for path, field in config.knobs(section):
+            mark = " •" if config.extra(field, "common") else ""
+            cells = [f"`{path}`{mark}", f"`{_value(field.default)}`", config.describe_range(field)]
+            cells += [field.description or "", config.extra(field, "source")]
             lines.append("| " + " | ".join(_cell(str(cell)) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Tables for people: metrics of runs side by side, gains with their standard errors."""
+"""Tables on the terminal: metrics of runs, gains with their standard errors."""
 
 from __future__ import annotations
 
@@ -14,37 +14,33 @@ COLUMNS = {
     "PSP@5": "psp_at_5",
     "R@100": "r_at_100",
 }
-"""Column title -> key of metrics.json."""
+"""Column -> key of metrics.json."""
 
 ERROR_NOTE = "s.e.: paired standard error of the gain, clustered by group; grey: a gain below two standard errors."
 
 SLICES = ("overall", "head", "torso", "tail")
-"""Rows; head, torso and tail are contributions that add up to the overall figure."""
-
-
-def value(metrics: Mapping[str, float], part: str, key: str) -> float | None:
-    """A metric of a slice, None where the evaluation does not report it."""
-    return metrics.get(key if part == "overall" else f"{part}/{key}")
+"""Rows of the table; head, torso and tail are contributions that sum to the overall value."""
 
 
 def figures(metrics: Mapping[str, float]) -> list[str]:
-    """The overall figures of a run, as text."""
-    return _numbers([metrics.get(key) for key in COLUMNS.values()])
+    """Return the overall metrics of a run as text."""
+    return _format([metrics.get(key) for key in COLUMNS.values()])
 
 
 def comparison(base: Mapping[str, float] | None, ours: Mapping[str, float]) -> list[list[str]]:
-    """Rows `slice, run, figures...`: base, ramen, gain and standard error by slice; ramen alone without a base."""
+    """Return rows `slice, run, metrics...`: base, ramen, gain and s.e. of each slice; ramen only without base."""
     rows = []
     for part in SLICES:
-        own = [value(ours, part, key) for key in COLUMNS.values()]
+        prefix = "" if part == "overall" else f"{part}/"
+        values = [ours.get(prefix + key) for key in COLUMNS.values()]
         if base is None:
-            rows.append([part, "ramen", *_numbers(own)])
+            rows.append([part, "ramen", *_format(values)])
             continue
-        beside = [value(base, part, key) for key in COLUMNS.values()]
-        gains = [None if a is None or b is None else a - b for a, b in zip(own, beside, strict=True)]
-        rows.append([part, "base", *_numbers(beside)])
-        rows.append(["", "ramen", *_numbers(own)])
-        errors = [value(ours, f"gain_se/{part}".removesuffix("/overall"), key) for key in COLUMNS.values()]
+        base_values = [base.get(prefix + key) for key in COLUMNS.values()]
+        gains = [None if a is None or b is None else a - b for a, b in zip(values, base_values, strict=True)]
+        errors = [ours.get(f"gain_se/{prefix}{key}") for key in COLUMNS.values()]
+        rows.append([part, "base", *_format(base_values)])
+        rows.append(["", "ramen", *_format(values)])
         rows.append(["", "gain", *gain_cells(gains, errors)])
         if has_errors(ours):
             rows.append(["", "s.e.", *error_cells(errors)])
@@ -52,24 +48,24 @@ def comparison(base: Mapping[str, float] | None, ours: Mapping[str, float]) -> l
 
 
 def has_errors(metrics: Mapping[str, float]) -> bool:
-    """Whether an evaluation reports standard errors of its gains."""
+    """Return whether an evaluation reports standard errors of its gains."""
     return any(key.startswith("gain_se/") for key in metrics)
 
 
 def gain_cells(gains: Iterable[float | None], errors: Iterable[float | None]) -> list[str]:
-    """Gains as text, marked up by `mark`."""
+    """Return gains as text with the markup of `mark`."""
     pairs = list(zip(gains, errors, strict=True))
-    texts = _numbers((gain for gain, _ in pairs), sign=True)
+    texts = _format((gain for gain, _ in pairs), sign=True)
     return [mark(text, *pair) for text, pair in zip(texts, pairs, strict=True)]
 
 
 def error_cells(errors: Iterable[float | None]) -> list[str]:
-    """Standard errors as grey text."""
-    return [f"[dim]{text}[/dim]" if text else "" for text in _numbers(errors)]
+    """Return standard errors as grey text."""
+    return [f"[dim]{text}[/dim]" if text else "" for text in _format(errors)]
 
 
 def mark(text: str, gain: float | None, error: float | None) -> str:
-    """A gain's text in rich's markup: green or red from two standard errors, grey below, plain without an error."""
+    """Add rich's markup to a gain: green or red from two standard errors, grey below, none if the error is unknown."""
     from ramen.evaluation.uncertainty import is_significant
 
     if not text or gain is None or error is None:
@@ -81,7 +77,7 @@ def mark(text: str, gain: float | None, error: float | None) -> str:
 
 
 def show_evaluation(ours: Mapping[str, float], base: Mapping[str, float] | None = None) -> None:
-    """Print the figures of a run by slice, next to those of its base where there is one, and its peers' above them."""
+    """Print a run's metrics by slice, with those of its base if given, below the overall metrics of its peers."""
     rows, peers = comparison(base, ours), peer_rows(ours)
     ends = len(rows) if base is None else len(rows) // len(SLICES)
     if peers:
@@ -92,17 +88,16 @@ def show_evaluation(ours: Mapping[str, float], base: Mapping[str, float] | None 
 
 
 def peer_rows(metrics: Mapping[str, float]) -> list[list[str]]:
-    """Rows `"", peer, figures...` of the peers in an evaluation, overall."""
+    """Return rows `"", peer, metrics...` of the peers in an evaluation."""
     names = dict.fromkeys(key.split("/")[1] for key in metrics if key.startswith("peers/"))
     return [
-        ["", name, *_numbers([metrics.get(f"peers/{name}/{key}") for key in COLUMNS.values()])]
-        for name in sorted(names)
+        ["", name, *_format([metrics.get(f"peers/{name}/{key}") for key in COLUMNS.values()])] for name in sorted(names)
     ]
 
 
-def _numbers(values: Iterable[float | None], *, sign: bool = False) -> list[str]:
+def _format(values: Iterable[float | None], *, sign: bool = False) -> list[str]:
     form = "{:+.2f}" if sign else "{:.2f}"
-    return ["" if figure is None else form.format(figure) for figure in values]
+    return ["" if value is None else form.format(value) for value in values]
 
 
 def show(
@@ -114,13 +109,13 @@ def show(
     wrap: bool = False,
     offset: int = 0,
 ) -> None:
-    """Print a table on standard output; a line is drawn after every `ends` rows. Cells may have rich's markup.
+    """Print a table on standard output.
 
     Args:
-        rows, columns: cells and headings.
-        text_columns: columns aligned on the left; the others hold numbers.
-        ends: rows between two lines, counted from row `offset`.
-        wrap: whether long cells go on in a further line where the terminal is too narrow; otherwise they are cut.
+        rows, columns: cells, which may contain rich's markup, and headings.
+        text_columns: number of left-aligned columns; the others contain numbers.
+        ends: rows per group; a line separates groups.
+        wrap: whether cells too long for the terminal are wrapped rather than cut.
         offset: rows before the first group.
     """
     from rich import box
@@ -138,6 +133,6 @@ def show(
     for number, row in enumerate(rows, 1):
         table.add_row(*row, end_section=number > offset and (number - offset) % ends == 0 and number < len(rows))
     console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe or a file gets the whole width, whatever the terminal's
+    if not console.is_terminal:  # pipes and files get the full width, so that no cell is cut
         console.width = 200
     console.print(table)

@@ -1,4 +1,4 @@
-"""The problem as one object with named matrices, and its form on disk."""
+"""The dataset: texts, label matrices and anchor sets, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from ramen.data.sparse import without
 from ramen.errors import ArtifactError
 
 PLACEHOLDER = "[EMPTY]"
-"""Text of a document or label that has none, so that pooling has a token to pool."""
-
+"""Replaces an empty text of a document or label, so that pooling has at least one token."""
 
 CANDIDATES_FILE = "candidates.npy"
 GROUPS_FILE = "groups.npy"
@@ -41,8 +40,8 @@ class Texts:
 
     Attributes:
         uids: identifiers.
-        texts: what the encoder reads.
-        titles: what the items are called, where their texts go on after it; None = the texts are titles.
+        texts: input of the encoder.
+        titles: names of the items if `texts` hold more than the names; None = `texts` are the names.
     """
 
     uids: list[str]
@@ -57,35 +56,35 @@ class Texts:
 
     @property
     def names(self) -> list[str]:
-        """By which an item is recognised in another list: its title, or its text."""
+        """Titles, or texts if there are no titles: what identifies an item in another list."""
         return self.texts if self.titles is None else self.titles
 
     def at(self, rows: Iterable[int]) -> Texts:
-        """Some items, in the order of `rows`."""
+        """Return the items at `rows`, in that order."""
         rows = list(rows)
         titles = None if self.titles is None else [self.titles[i] for i in rows]
         return Texts([self.uids[i] for i in rows], [self.texts[i] for i in rows], titles)
 
     @classmethod
     def read(cls, path: Path) -> Texts:
-        """Read a Parquet file of `uid`, `text` and, where there are some, `title`."""
+        """Read a Parquet file with the columns `uid`, `text` and, optionally, `title`."""
         return cls(*read_texts(path), read_titles(path))
 
     def write(self, path: Path) -> None:
-        """Write a Parquet file of `uid`, `text` and, where there are some, `title`."""
+        """Write a Parquet file with the columns `uid`, `text` and, if there are titles, `title`."""
         write_texts(path, self.uids, self.texts, self.titles)
 
 
 @dataclass(frozen=True)
 class AnchorSet:
-    """One kind of anchor with its raw edges.
+    """Anchors of one kind and their edges before cleaning and walks.
 
     Attributes:
         texts: M anchors.
         train: training document -> anchor, CSR N x M.
         labels: label -> anchor, CSR L x M.
-        test: test document -> anchor, CSR N' x M, ground truth that only oracle experiments may hold; `Problem.read`
-            never loads it.
+        test: test document -> anchor, CSR N' x M. Ground truth for oracle experiments only: `Dataset.read` never
+            loads it.
     """
 
     texts: Texts
@@ -96,24 +95,24 @@ class AnchorSet:
 
 @dataclass(frozen=True)
 class Dataset:
-    """An extreme-classification problem.
+    """An extreme-classification dataset.
 
     Attributes:
         train, test: N and N' documents.
-        labels: L labels; the label universe is the same at training and test time.
-        y_train, y_test: document -> label, CSR N x L and N' x L, values 1.0; empty rows stay.
-        filter_train, filter_test: pairs that do not count: ignored as negatives in training, removed from the
-            predictions in evaluation; CSR of the same shapes.
+        labels: L labels, the same set at training and test time.
+        y_train, y_test: document -> label, CSR N x L and N' x L, values 1.0. Rows may be empty.
+        filter_train, filter_test: ignored pairs, CSR of the same shapes: not sampled as negatives in training, removed
+            from the predictions in evaluation.
         anchor_sets: name -> anchors, in alphabetical order.
-        candidates: int64, ascending: the labels that compete at test (zero-shot); None = all.
-        groups: int64 [N], the group of each training document where test documents were set aside by whole groups
-            (siblings, sites, sessions), so that held-out ones are too; None = each document is its own.
-        own_labels: CSR N x L, the label that a training document is itself (see `filters`); None = self pairs are not
-            filtered.
-        test_groups: int64 [N'], the group of each test document, by which standard errors are clustered; numbered
-            separately from `groups`; None = each document is its own group.
-        files: part, named as in `statistics.text_lists` and `relations` -> the user's file that it was read from, for
-            messages; only where row i of the one is row i of the other. Not written.
+        candidates: int64, ascending: the only labels that are ranked at test (zero-shot); None = all labels.
+        groups: int64 [N], group of each training document (its source package, site, session) if whole groups were
+            set aside for testing; held-out documents are then split off by group too. None = one group per document.
+        own_labels: CSR N x L, the label that is the same item as the training document (see `filters`); None = self
+            pairs are not filtered.
+        test_groups: int64 [N'], group of each test document, numbered independently of `groups`: clusters for standard
+            errors. None = one group per document.
+        files: part (named as in `statistics.iter_texts` and `iter_matrices`) -> the user's file that it was read from,
+            for messages; only if row i of the part is row i of the file. Not written to disk.
     """
 
     train: Texts
@@ -137,16 +136,16 @@ class Dataset:
 
     @property
     def unseen(self) -> NDArray[np.int64]:
-        """Labels that training must not see, for they alone compete at test (zero-shot): int64 ascending, else none."""
+        """Labels hidden from training, the only ones ranked at test (zero-shot): int64, ascending; else empty."""
         return np.zeros(0, np.int64) if self.candidates is None else self.candidates
 
     @cached_property
     def positives(self) -> sp.csr_matrix:
-        """Training pairs to learn from, CSR N x L: the true ones but those that do not count."""
+        """Training pairs without the filtered ones, CSR N x L."""
         return without(self.y_train, self.filter_train)
 
     def write(self, path: Path) -> None:
-        """Write all files under `path` (a draft of the artifact `dataset`)."""
+        """Write all files under `path`, the draft of a `dataset` artifact."""
         for name in ("train", "test", "labels"):
             getattr(self, name).write(path / "texts" / f"{name}.parquet")
         for name in ("train", "test"):
@@ -170,59 +169,64 @@ class Dataset:
 
     @classmethod
     def read(cls, path: Path, anchors: bool = True) -> Dataset:
-        """Read what `write` wrote, test edges of the anchors excepted, or all of the anchors.
+        """Read the files of `write`, except the anchors' test edges.
+
+        Args:
+            path: folder of the artifact.
+            anchors: whether to read the anchor sets.
 
         Raises:
-            ArtifactError: a file is missing or damaged, or does not fit the others.
+            ArtifactError: a file is missing, damaged, or inconsistent with the others.
         """
         train, test, labels = (Texts.read(path / "texts" / f"{name}.parquet") for name in ("train", "test", "labels"))
-        documents, width = {"train": len(train), "test": len(test)}, len(labels)
+        documents, label_count = {"train": len(train), "test": len(test)}, len(labels)
         matrices = {
-            f"{field}_{name}": read_csr(path / folder / f"{name}.npz", (rows, width))
-            for field, folder in (("y", "labels"), ("filter", "filters"))
+            f"{prefix}_{name}": read_csr(path / folder / f"{name}.npz", (rows, label_count))
+            for prefix, folder in (("y", "labels"), ("filter", "filters"))
             for name, rows in documents.items()
         }
-        own = path / OWN_LABELS_FILE
+        own_labels_file = path / OWN_LABELS_FILE
         candidates = _read_optional(path / CANDIDATES_FILE)
-        if candidates is not None and (np.diff(candidates, prepend=-1, append=width) <= 0).any():
-            raise ArtifactError(f"{path / CANDIDATES_FILE}: not ascending numbers below {width:,}; {RERUN}")
+        if candidates is not None and (np.diff(candidates, prepend=-1, append=label_count) <= 0).any():
+            raise ArtifactError(f"{path / CANDIDATES_FILE}: expected ascending numbers below {label_count:,}; {RERUN}")
         return cls(
             train,
             test,
             labels,
             **matrices,
             anchor_sets={
-                name: _read_anchors(path / "anchors" / name, len(train), width)
+                name: _read_anchors(path / "anchors" / name, len(train), label_count)
                 for name in (anchor_set_names(path) if anchors else ())
             },
             candidates=candidates,
             groups=_read_groups(path / GROUPS_FILE, len(train)),
-            own_labels=read_csr(own, (len(train), width)) if own.is_file() else None,
+            own_labels=read_csr(own_labels_file, (len(train), label_count)) if own_labels_file.is_file() else None,
             test_groups=_read_groups(path / TEST_GROUPS_FILE, len(test)),
         )
 
 
 def _read_anchors(folder: Path, documents: int, labels: int) -> AnchorSet:
-    """Read an anchor set without its test edges. Raises ArtifactError if a file is missing or does not fit."""
+    """Read an anchor set without its test edges. Raises ArtifactError if a file is missing or inconsistent."""
     texts = Texts.read(folder / "texts.parquet")
-    sides = (read_csr(folder / f"{side}.npz", (rows, len(texts))) for side, rows in
-             (("train", documents), ("labels", labels)))  # fmt: skip
-    return AnchorSet(texts, *sides)
+    train = read_csr(folder / "train.npz", (documents, len(texts)))
+    return AnchorSet(texts, train, read_csr(folder / "labels.npz", (labels, len(texts))))
 
 
 def _read_groups(file: Path, items: int) -> NDArray[np.int64] | None:
     groups = _read_optional(file, items)
     if groups is not None and items and groups.min() < 0:
-        raise ArtifactError(f"{file}: a group is below 0; {RERUN}")
+        raise ArtifactError(f"{file}: group numbers must not be negative, found {groups.min()}; {RERUN}")
     return groups
 
 
 def whole_groups(groups: NDArray[Any], order: Iterable[int], limit: int) -> NDArray[np.bool_]:
-    """Which items to take so that at most `limit` are taken, groups whole; one that no longer fits is passed over.
+    """Return which items to take, bool [n], so that whole groups are taken and at most `limit` items.
+
+    Groups are taken in the given order; a group that no longer fits is skipped.
 
     Args:
-        groups: int [n], the group of each item.
-        order: numbers of the groups, in which they are asked for.
+        groups: int [n], group of each item.
+        order: group numbers.
         limit: largest number of items.
     """
     sizes, left = np.bincount(groups), limit
@@ -235,20 +239,20 @@ def whole_groups(groups: NDArray[Any], order: Iterable[int], limit: int) -> NDAr
 
 
 def _read_optional(file: Path, items: int | None = None) -> NDArray[np.int64] | None:
-    """Whole numbers of an .npy file, one per item; None if there is no such file."""
+    """Read the integers of an .npy file, one per item; None if the file does not exist."""
     return np.asarray(read_array(file, "iu", (items,)), np.int64) if file.exists() else None
 
 
 def anchor_set_names(path: Path) -> list[str]:
-    """Names of a dataset's anchor sets, in alphabetical order, without reading them.
-
-    Folders that the dataset's manifest does not list are no anchor sets.
-    """
+    """Return the names of the anchor sets that a dataset's manifest lists, in alphabetical order."""
     parts = [name.split("/") for name in listed_files(path)]
     return sorted(part[1] for part in parts if len(part) == 3 and part[0] == "anchors" and part[2] == "texts.parquet")
 
 
 def read_test_edges(path: Path, name: str) -> sp.csr_matrix | None:
-    """Test document -> anchor of a set, CSR N' x M, None if the source had none: for analyses, never for training."""
+    """Read the edges test document -> anchor of a set, CSR N' x M; None if the source had none.
+
+    For analyses only, never for training.
+    """
     file = path / "anchors" / name / "test.npz"
     return read_csr(file) if file.is_file() else None

@@ -1,4 +1,4 @@
-"""Which items of two lists are the same thing: a page that is a document here, an anchor or a test document there."""
+"""Items that occur in two lists, such as a page that is both a document and an anchor."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from ramen.data.dataset import Texts
 
 
 def shared_uids(items: Texts, others: Texts) -> set[str]:
-    """The uids that name the same item in both lists.
+    """Return the uids that denote the same item in both lists.
 
-    A word or a code that stands in both does. Numbers are often each table's own (rows of an export, from 0): those in
-    common count only if most of them agree in name as well, one beginning with the other, whatever the case.
+    A shared uid that is not a number denotes the same item. Numbers may be row numbers that each table counts from 0:
+    shared numbers only count if the names of at least half of them agree, that is, one name is a prefix of the other,
+    ignoring case.
     """
-    names = dict(zip(others.uids, others.names, strict=True))
-    common = {uid: name for uid, name in zip(items.uids, items.names, strict=True) if uid in names}
-    numbers = {uid: name for uid, name in common.items() if uid.isdecimal()}
-    agreeing = sum(_alike(name, names[uid]) for uid, name in numbers.items())
-    return set(common) if 2 * agreeing >= len(numbers) else common.keys() - numbers.keys()
+    other_names = dict(zip(others.uids, others.names, strict=True))
+    shared = {uid: name for uid, name in zip(items.uids, items.names, strict=True) if uid in other_names}
+    numbers = {uid: name for uid, name in shared.items() if uid.isdecimal()}
+    agreeing = sum(_names_agree(name, other_names[uid]) for uid, name in numbers.items())
+    return set(shared) if 2 * agreeing >= len(numbers) else shared.keys() - numbers.keys()
 
 
-def _alike(name: str, other: str) -> bool:
+def _names_agree(name: str, other: str) -> bool:
     short, long = sorted((name.strip().casefold(), other.strip().casefold()), key=len)
     return bool(short) and long.startswith(short)

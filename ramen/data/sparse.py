@@ -1,4 +1,4 @@
-"""Binary sparse matrices: pairs of rows and columns as CSR with ones."""
+"""Binary sparse matrices: (row, column) pairs as CSR with ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import scipy.sparse as sp
 
 
-def binary(matrix: sp.spmatrix) -> sp.csr_matrix:
-    """The same pattern with float32 ones: sorted columns, no duplicates, no explicit zeros."""
+def to_binary(matrix: sp.spmatrix) -> sp.csr_matrix:
+    """Return the sparsity pattern as CSR with float32 ones: sorted columns, no duplicates, no explicit zeros."""
     matrix = sp.csr_matrix(matrix, dtype=np.float32)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
@@ -16,5 +16,5 @@ def binary(matrix: sp.spmatrix) -> sp.csr_matrix:
 
 
 def without(matrix: sp.csr_matrix, other: sp.csr_matrix) -> sp.csr_matrix:
-    """The pairs of a matrix that are not in another one: CSR, ones."""
-    return binary(matrix - matrix.multiply(other != 0))
+    """Return the pairs of `matrix` that are not in `other`: CSR, ones."""
+    return to_binary(matrix - matrix.multiply(other != 0))

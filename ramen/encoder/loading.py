@@ -1,4 +1,4 @@
-"""Loading an encoder by name: the packaged MiniLM, a random tiny one, a folder, or a Hugging Face name."""
+"""Load an encoder: the packaged MiniLM, a random tiny model, a folder, or a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramen.artifacts import read_json
 from ramen.config import EncoderConfig
 from ramen.encoder.checks import PACKAGED, check_encoder, check_folder, check_loaded, refusal
 from ramen.encoder.cpu import use_cpu_kernels
-from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, quiet
+from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, silence_transformers
 from ramen.errors import ArtifactError, RamenError
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -31,40 +31,40 @@ def load_encoder(
 
     Args:
         name: "minilm", "tiny", a folder (an artifact `model` or any saved encoder), or a Hugging Face name.
-        settings: `max_length`, `pooling`, `precision`. A folder written by `SentenceEncoder.save` keeps its own
-            max_length.
-        device: None = CUDA when there is one.
-        max_length: in the place of the settings' and of a folder's own.
+        settings: section `encoder`. A folder written by `SentenceEncoder.save` keeps the max_length it was saved with.
+        device: None = CUDA if available.
+        max_length: overrides the length of the settings and of a folder; None or 0 = no override.
 
     Raises:
-        RamenError: the name is neither a folder nor reachable, needs modules beyond pooling and normalisation, has
-            fewer positions than `max_length`, or does not pass the checks of `ramen.encoder.checks`.
+        RamenError: the name is neither a folder nor reachable, the model needs modules beyond pooling and
+            normalisation, has fewer positions than `max_length`, or fails a check of `ramen.encoder.checks`.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(name)
     if max_length:
         settings = settings.model_copy(update={"max_length": max_length})
     if source == "tiny":
-        return _ready(_tiny(settings, _attention(device)), device, source)
+        return _finish(_create_tiny(settings, _attention_kernel(device)), device, source)
     if source == "minilm":
         source = str(_packaged_minilm())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers import AutoModel, AutoTokenizer
 
-    quiet()
+    silence_transformers()
     folder = Path(source)
     if folder.is_dir() and source == str(name):
         check_folder(folder)
     try:
-        # else a prompt on the terminal, and weights that are unpickled
+        # otherwise transformers may prompt on the terminal and unpickle weights
         options = {"trust_remote_code": False}
         transformer, report = AutoModel.from_pretrained(
-            source, dtype=torch.float32, attn_implementation=_attention(device), output_loading_info=True,
+            source, dtype=torch.float32, attn_implementation=_attention_kernel(device), output_loading_info=True,
             ignore_mismatched_sizes=True, use_safetensors=True, **options, **_overrides(source, settings.dropout),
         )  # fmt: skip
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, **options)
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's, in tokenizers
+        # PanicException comes from the Rust code of tokenizers
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RamenError(
@@ -73,20 +73,20 @@ def load_encoder(
         ) from None
     check_loaded(source, transformer, report["missing_keys"], report["mismatched_keys"])
     width = int(transformer.config.hidden_size)
-    pooling = _pooling_of(source, width, settings.pooling)
-    # of the packaged encoder the knob decides: its own limit (256) is not ours
-    if not max_length and source == str(name) and folder.is_dir() and (kept := _own_length(folder)):
-        settings = settings.model_copy(update={"max_length": kept})
-    encoder = _ready(SentenceEncoder(transformer, tokenizer, pooling, settings), device, str(name))
+    pooling = _choose_pooling(source, width, settings.pooling)
+    # for the packaged encoder the knob applies, not the limit in its files (256)
+    if not max_length and source == str(name) and folder.is_dir() and (saved := _saved_length(folder)):
+        settings = settings.model_copy(update={"max_length": saved})
+    encoder = _finish(SentenceEncoder(transformer, tokenizer, pooling, settings), device, str(name))
     check_encoder(encoder, source)
     return encoder
 
 
 def load_trained(folder: Path, settings: EncoderConfig) -> SentenceEncoder:
-    """Load an artifact `model`: how it pools and what it reads is its own, whatever the knobs say; `precision` is not.
+    """Load an artifact `model` with the pooling and max_length it was trained with; `settings` gives the precision.
 
     Raises:
-        ArtifactError: the model cannot be used, for the reasons of `load_encoder`.
+        ArtifactError: the model is unusable for one of the reasons of `load_encoder`.
     """
     try:
         return load_encoder(folder, settings.model_copy(update={"name": str(folder), "pooling": "auto"}))
@@ -94,32 +94,37 @@ def load_trained(folder: Path, settings: EncoderConfig) -> SentenceEncoder:
         raise ArtifactError(str(error)) if type(error) is RamenError else error from None
 
 
-def _positions(transformer: torch.nn.Module) -> int:
-    """Tokens that fit a transformer's table of positions; RoBERTa's kind counts from behind its padding."""
+def _max_positions(transformer: torch.nn.Module) -> int:
+    """Return how many tokens a transformer's position table allows; RoBERTa starts after its padding index."""
     for name, module in transformer.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
     return sys.maxsize
 
 
-def _ready(encoder: SentenceEncoder, device: str | torch.device, name: str) -> SentenceEncoder:
-    asked, most = encoder.settings, _positions(encoder.transformer)
-    if asked.max_length > most:
-        raise RamenError(f"encoder {name!r}: max_length = {asked.max_length}, but it reads {most} tokens; lower it")
+def _finish(encoder: SentenceEncoder, device: str | torch.device, name: str) -> SentenceEncoder:
+    """Check max_length, move the encoder to its device, and use the CPU kernels on a CPU."""
+    max_length, positions = encoder.settings.max_length, _max_positions(encoder.transformer)
+    if max_length > positions:
+        raise RamenError(
+            f"encoder {name!r}: max_length = {max_length}, but the model reads at most {positions} tokens; lower it"
+        )
     encoder = encoder.to(device)
     if encoder.device.type == "cpu":
-        encoder.random = use_cpu_kernels(encoder.transformer)
+        encoder.dropout_stream = use_cpu_kernels(encoder.transformer)
     return encoder
 
 
-def _attention(device: str | torch.device) -> str:
-    """Attention kernel: fused on a GPU; on a CPU plain matrix products, since torch's fused kernel spends longer in its
-    backward pass on short texts than all the rest of a step takes."""
+def _attention_kernel(device: str | torch.device) -> str:
+    """Return the attention kernel: fused on a GPU, plain matrix products on a CPU.
+
+    On a CPU and short texts, the backward pass of torch's fused kernel takes longer than the rest of a training step.
+    """
     return "eager" if torch.device(device).type == "cpu" else "sdpa"
 
 
 def _overrides(source: str, dropout: float) -> dict[str, Any]:
-    """Loading arguments: no pooler (never used, so nothing idle is trained), and the dropout asked for."""
+    """Return arguments for loading: no pooler, which ramen does not use, and the configured dropout."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -148,8 +153,8 @@ def _packaged_minilm() -> Path:
     return folder
 
 
-def _tiny(settings: EncoderConfig, attention: str) -> SentenceEncoder:
-    """A small random BERT over MiniLM's vocabulary; the same weights every time."""
+def _create_tiny(settings: EncoderConfig, attention: str) -> SentenceEncoder:
+    """Create a small random BERT with MiniLM's vocabulary; the weights are always the same."""
     from transformers import AutoTokenizer, BertConfig, BertModel
 
     tokenizer = AutoTokenizer.from_pretrained(str(_packaged_minilm()), use_fast=True)
@@ -171,16 +176,16 @@ def _tiny(settings: EncoderConfig, attention: str) -> SentenceEncoder:
     return SentenceEncoder(transformer, tokenizer, pooling, settings)
 
 
-def _pooling_of(source: str, width: int, wanted: str) -> Pooling:
-    """Pooling that the knob asks for, or ("auto") named by the model's sentence-transformers files, else mean.
+def _choose_pooling(source: str, width: int, knob: str) -> Pooling:
+    """Return the configured pooling; "auto" = that of the model's sentence-transformers files, else mean.
 
     Args:
         source: folder or Hugging Face name.
-        width: of the transformer's vectors.
-        wanted: value of `encoder.pooling`.
+        width: width of the transformer's vectors.
+        knob: value of `encoder.pooling`.
     """
-    if wanted != "auto":
-        return cast(Pooling, wanted)
+    if knob != "auto":
+        return cast(Pooling, knob)
     for module in _optional_json(source, "modules.json", list[dict[str, Any]]) or []:
         kind = str(module.get("type")).rsplit(".", 1)[-1]
         if kind not in {"Transformer", "Pooling", "Normalize"}:
@@ -198,22 +203,22 @@ def _pooling_of(source: str, width: int, wanted: str) -> Pooling:
     return "mean"
 
 
-def _own_length(folder: Path) -> int | None:
-    """The `max_length` that a folder was saved with, None if it names none."""
+def _saved_length(folder: Path) -> int | None:
+    """Return the `max_length` that a folder was saved with; None if its files do not state one."""
     file = folder / SETTINGS_FILE
-    kept = read_json(file, dict[str, Any]).get("max_seq_length") if file.is_file() else None
-    if kept is None:
+    length = read_json(file, dict[str, Any]).get("max_seq_length") if file.is_file() else None
+    if length is None:
         return None
     try:
-        return EncoderConfig(max_length=kept).max_length
+        return EncoderConfig(max_length=length).max_length
     except ValueError:
         raise refusal(
-            folder, f"{file.name}: max_seq_length = {kept!r} is no length that ramen can use", "edit it"
+            folder, f"{file.name}: max_seq_length = {length!r} is not a valid length", "edit the file"
         ) from None
 
 
 def _optional_json(source: str, name: str, form: Any) -> Any:
-    """A JSON file of a folder or a Hugging Face model, None if there is none. Raises RamenError if it is damaged."""
+    """Read a JSON file of a folder or a Hugging Face model; None if missing. Raises RamenError if it is damaged."""
     from transformers.utils.hub import cached_file
 
     if Path(source).is_dir():

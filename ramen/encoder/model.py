@@ -1,12 +1,12 @@
-"""The sentence encoder: text -> unit vectors.
+"""The sentence encoder: texts to unit vectors.
 
-Any Hugging Face encoder, with mean or CLS pooling and L2 normalisation. What `save` writes is loaded by
-`sentence_transformers.SentenceTransformer(path)` and `transformers.AutoModel.from_pretrained(path)` alike.
+Wraps any Hugging Face encoder with mean or CLS pooling and L2 normalisation. A saved encoder can be loaded with
+`sentence_transformers.SentenceTransformer(path)` and `transformers.AutoModel.from_pretrained(path)`.
 
-Two things make it fast on short texts. Several texts share a row of tokens (see `packing`), so nearly nothing is
-padding; and where bf16 pays, the layers run in bf16 throughout on copies of their float32 weights, made once per step,
-instead of casting back and forth at every operation. The embedding tables stay float32: their gradients are sums over
-thousands of tokens, which bf16 cannot add up.
+Two techniques make it fast on short texts. Several texts share a row of tokens (see `packing`), so there is hardly any
+padding. Where the hardware multiplies bf16 natively, the layers run in bf16 on copies of their float32 weights, made
+once per step, instead of casting at every operation. The embedding tables stay in float32: their gradients are sums
+over thousands of tokens, for which bf16 is too coarse.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from ramen.encoder.tokens import Batch, TokenStore
 SETTINGS_FILE = "sentence_bert_config.json"
 Pooling = Literal["mean", "cls"]
 Weights = dict[str, Tensor]
-"""Weights in the arithmetic of the layers, by parameter name."""
+"""Parameter name -> weights in the dtype that the layers compute in."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MASKED = -3e4
-"""Added to the attention scores of other texts: their share underflows to exactly 0, in bf16 too."""
+"""Added to attention scores between different texts: their softmax underflows to exactly 0, in bf16 too."""
 
 EMBED_TOKENS = {"cpu": 2048, "cuda": 65_536}
-"""Tokens encoded at a time without gradients: on a CPU what stays in its caches."""
+"""Tokens encoded at a time without gradients, by device; on a CPU they fit into the caches."""
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
-"""CPU features with which bf16 products are several times as quick as float32 (Intel since 2021, AMD since Zen 4)."""
+"""CPU features that make bf16 products several times faster than float32 (Intel since 2021, AMD since Zen 4)."""
 
 
-def _one_thread_at_a_time(
+def _synchronized(
     method: Callable[Concatenate[SentenceEncoder, P], R],
 ) -> Callable[Concatenate[SentenceEncoder, P], R]:
-    """Run a method of an encoder under the encoder's lock."""
+    """Make a method of an encoder hold the encoder's lock."""
 
     @wraps(method)
     def locked(self: SentenceEncoder, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,16 +59,16 @@ def _one_thread_at_a_time(
 
 
 class SentenceEncoder(nn.Module):
-    """Transformer, masked pooling, unit norm.
+    """A transformer with masked pooling and normalisation.
 
-    Several threads may encode with one encoder: a lock lets one of them compute at a time, since the mode (training or
-    evaluation), the arithmetic of the layers and the tokenizer are shared.
+    Thread-safe: a lock lets one thread compute at a time, since threads share the mode (training or evaluation), the
+    dtype of the layers and the tokenizer.
 
     Args:
         transformer: a Hugging Face encoder that returns `last_hidden_state`.
-        tokenizer: its fast tokenizer.
-        pooling: "mean" over tokens (padding excluded) or "cls".
-        settings: max_length, precision and chunk size.
+        tokenizer: the encoder's fast tokenizer.
+        pooling: "mean" over tokens (without padding) or "cls".
+        settings: section `encoder`.
     """
 
     def __init__(self, transformer: nn.Module, tokenizer: Any, pooling: Pooling, settings: EncoderConfig) -> None:
@@ -77,13 +77,13 @@ class SentenceEncoder(nn.Module):
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.settings = settings
-        self.random: RandomBytes | None = None
+        self.dropout_stream: RandomBytes | None = None
         self._lock = threading.RLock()  # reentrant: `encode` calls `embed`, which calls `forward`
-        self._working = torch.float32  # of what the embedding layer hands on
-        self._kept: tuple[tuple[int, ...], Weights] | None = None
+        self._dtype = torch.float32  # dtype of the embedding layer's output
+        self._cached_weights: tuple[tuple[int, ...], Weights] | None = None
         embeddings = getattr(transformer, "embeddings", None)
         if isinstance(embeddings, nn.Module):
-            embeddings.register_forward_hook(lambda module, inputs, output: output.to(self._working))
+            embeddings.register_forward_hook(lambda module, inputs, output: output.to(self._dtype))
 
     @property
     def device(self) -> torch.device:
@@ -91,90 +91,90 @@ class SentenceEncoder(nn.Module):
 
     @property
     def dimension(self) -> int:
-        """D, the width of the vectors."""
+        """Width D of the vectors."""
         return int(self.transformer.config.hidden_size)  # type: ignore[union-attr, arg-type]
 
     def seed(self, seed: int) -> None:
-        """Make the dropout of what is encoded next a function of `seed`."""
+        """Seed the dropout of the following calls."""
         torch.manual_seed(seed)
-        if self.random is not None:
-            self.random.seed(seed)
+        if self.dropout_stream is not None:
+            self.dropout_stream.seed(seed)
 
-    @_one_thread_at_a_time
+    @_synchronized
     def forward(self, batch: Pack | Batch, weights: Weights | None = None) -> Tensor:
-        """Encode a batch that `batches` made.
+        """Encode one batch of `batches`.
 
         Args:
-            batch: packed texts, or padded ones.
-            weights: from `working_weights`; None = the parameters as they are.
+            batch: packed or padded texts.
+            weights: result of `working_weights`; None = use the parameters.
 
         Returns:
             float32 [texts, D] in the batch's order, unit norm.
         """
-        pooled = self._packed(batch, weights) if isinstance(batch, Pack) else self._padded(batch)
+        pooled = self._pool_packed(batch, weights) if isinstance(batch, Pack) else self._pool_padded(batch)
         return nn.functional.normalize(pooled, dim=-1)
 
-    @_one_thread_at_a_time
+    @_synchronized
     def batches(
         self, store: TokenStore, texts: NDArray[np.int64], budget: int
     ) -> list[tuple[NDArray[np.int64], Pack | Batch]]:
-        """Cut stored texts into batches of at most `budget` tokens: (places int64 among `texts`, batch)."""
-        return list(store.packs(texts, budget) if self.packs else store.buckets(texts, budget))
+        """Split stored texts into batches of at most `budget` tokens: (positions int64 in `texts`, batch)."""
+        return list(store.packs(texts, budget) if self.supports_packing else store.buckets(texts, budget))
 
-    @_one_thread_at_a_time
+    @_synchronized
     def working_weights(self) -> Weights | None:
-        """The layers' weights in bf16, connected to the parameters; None where the parameters are used as they are."""
-        if not (self.packs and use_bf16(self.settings.precision, self.device.type)):
+        """Return bf16 copies of the layers' weights, connected to the parameters; None if the layers run in float32."""
+        if not (self.supports_packing and use_bf16(self.settings.precision, self.device.type)):
             return None
         return {name: p.to(torch.bfloat16) for name, p in self._layers.items()}
 
-    @_one_thread_at_a_time
+    @_synchronized
     def encode_rows(self, store: TokenStore, texts: NDArray[np.int64]) -> Tensor:
-        """Encode stored texts, in order, with gradients if they are enabled.
+        """Encode stored texts, with gradients if they are enabled.
 
         Args:
-            store: tokens made by this encoder's tokenizer.
-            texts: int64 [n] text numbers; encode distinct ones.
+            store: tokens from this encoder's tokenizer.
+            texts: int64 [n] text numbers; repeated numbers are encoded repeatedly.
 
         Returns:
-            float32 [n, D] on the encoder's device.
+            float32 [n, D] in the order of `texts`, on the encoder's device.
         """
         batches = self.batches(store, texts, self.settings.tokens_per_chunk)
-        return self._in_order(batches, self.working_weights())
+        return self._encode_batches(batches, self.working_weights())
 
-    @_one_thread_at_a_time
+    @_synchronized
     def embed(self, store: TokenStore, texts: NDArray[np.int64], block: int = 16_384) -> NDArray[np.float32]:
-        """Encode stored texts for retrieval: evaluation mode, no gradients, bounded memory.
+        """Encode stored texts in evaluation mode, without gradients and with bounded memory.
 
         Returns:
-            float32 [n, D] unit-norm rows in the order of `texts`.
+            float32 [n, D], unit norm, in the order of `texts`.
         """
         out = np.empty((len(texts), self.dimension), np.float32)
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
-                weights = self._kept_weights()
+                weights = self._inference_weights()
                 for start in range(0, len(texts), block):
                     part = slice(start, start + block)
                     batches = self.batches(store, texts[part], EMBED_TOKENS[self.device.type])
-                    out[part] = self._in_order(batches, weights).cpu().numpy()
+                    out[part] = self._encode_batches(batches, weights).cpu().numpy()
         finally:
             self.train(was_training)
         return out
 
-    @_one_thread_at_a_time
+    @_synchronized
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Encode texts: float32 [n, D], unit norm. Several threads may call it at once."""
+        """Encode texts: float32 [n, D], unit norm."""
         store = TokenStore.build(self.tokenizer, texts, self.settings.max_length)
         return self.embed(store, np.arange(len(texts), dtype=np.int64))
 
     @cached_property
-    def packs(self) -> bool:
-        """Whether the transformer gives a text the same vectors alone and in a row with others.
+    def supports_packing(self) -> bool:
+        """Whether the transformer gives a text the same vector alone and packed with other texts.
 
-        It is tried, on two short texts: models differ in how they number positions and take masks. A model whose
-        attention has a window is left out, since a mask of our own would lift it.
+        Determined by a trial with two short texts, since models differ in how they number positions and use masks.
+        Always false for models with windowed attention: the packing mask would disable the window.
         """
         if getattr(self.transformer.config, "sliding_window", None) or not hasattr(self.transformer, "embeddings"):
             return False
@@ -184,9 +184,12 @@ class SentenceEncoder(nn.Module):
         self.eval()
         try:
             with torch.no_grad():
-                ((places, pack),) = store.packs(texts, 1 << 10)
+                ((positions, pack),) = store.packs(texts, 1 << 10)
                 ((order, batch),) = store.buckets(texts, 1 << 10)
-                packed, padded = self._packed(pack, None)[places.argsort()], self._padded(batch, exact=True)
+                packed, padded = (
+                    self._pool_packed(pack, None)[positions.argsort()],
+                    self._pool_padded(batch, exact=True),
+                )
             return torch.allclose(packed, padded[order.argsort()], atol=1e-4)
         except (TypeError, ValueError, RuntimeError, IndexError):
             return False
@@ -203,40 +206,44 @@ class SentenceEncoder(nn.Module):
 
     @cached_property
     def _first_position(self) -> int:
-        """RoBERTa and its kin count positions from the padding token's number plus one."""
+        """First position number: in RoBERTa and models derived from it, the padding index plus one; else 0."""
         embeddings = self.transformer.embeddings
         return embeddings.padding_idx + 1 if hasattr(embeddings, "create_position_ids_from_input_ids") else 0  # type: ignore[operator, union-attr, return-value]
 
-    @_one_thread_at_a_time
+    @_synchronized
     def train(self, mode: bool = True) -> SentenceEncoder:
-        """As `nn.Module.train`; weights kept for inference are forgotten, since a fused optimiser changes parameters
-        without raising their version."""
+        """Set the mode as `nn.Module.train` does.
+
+        Training mode drops the weights cached for inference, since a fused optimiser changes parameters without
+        incrementing their version.
+        """
         if mode:
-            self._kept = None
+            self._cached_weights = None
         return super().train(mode)
 
-    def _kept_weights(self) -> Weights | None:
-        """`working_weights` for inference, made again only after the parameters changed."""
-        version = tuple(parameter._version for parameter in self._layers.values()) if self.packs else ()
-        if self._kept is None or self._kept[0] != version:
-            self._kept = (version, self.working_weights() or {})
-        return self._kept[1] or None
+    def _inference_weights(self) -> Weights | None:
+        """Return `working_weights`, cached until the parameters change."""
+        version = tuple(parameter._version for parameter in self._layers.values()) if self.supports_packing else ()
+        if self._cached_weights is None or self._cached_weights[0] != version:
+            self._cached_weights = (version, self.working_weights() or {})
+        return self._cached_weights[1] or None
 
-    def _in_order(self, batches: list[tuple[NDArray[np.int64], Pack | Batch]], weights: Weights | None) -> Tensor:
+    def _encode_batches(self, batches: list[tuple[NDArray[np.int64], Pack | Batch]], weights: Weights | None) -> Tensor:
+        """Encode batches and return the vectors in the original order of the texts."""
         if not batches:
             return torch.zeros(0, self.dimension, device=self.device)
         parts = torch.cat([self(batch, weights) for _, batch in batches])
-        back = torch.from_numpy(np.argsort(np.concatenate([places for places, _ in batches])))
-        return parts.index_select(0, back.to(self.device))
+        order = torch.from_numpy(np.argsort(np.concatenate([positions for positions, _ in batches])))
+        return parts.index_select(0, order.to(self.device))
 
-    def _packed(self, pack: Pack, weights: Weights | None) -> Tensor:
+    def _pool_packed(self, pack: Pack, weights: Weights | None) -> Tensor:
         ids_nw, positions_nw, slots_nw, cells_k = (
             torch.from_numpy(array).to(self.device, non_blocking=True)
             for array in (pack.ids, pack.positions, pack.slots, pack.cells)
         )
-        self._working = torch.float32 if weights is None else torch.bfloat16
+        self._dtype = torch.float32 if weights is None else torch.bfloat16
         same_nww = slots_nw[:, :, None] == slots_nw[:, None, :]
-        mask = torch.zeros(same_nww.shape, dtype=self._working, device=self.device).masked_fill_(~same_nww, MASKED)
+        mask = torch.zeros(same_nww.shape, dtype=self._dtype, device=self.device).masked_fill_(~same_nww, MASKED)
         inputs = {
             "input_ids": ids_nw,
             "position_ids": positions_nw + self._first_position,
@@ -253,10 +260,10 @@ class SentenceEncoder(nn.Module):
         share_nsw = share_nsw / share_nsw.sum(2, keepdim=True).clamp(min=1.0)
         return torch.bmm(share_nsw, hidden_nwd).flatten(0, 1).index_select(0, cells_k)
 
-    def _padded(self, batch: Batch, exact: bool = False) -> Tensor:
+    def _pool_padded(self, batch: Batch, exact: bool = False) -> Tensor:
         ids, mask = (torch.from_numpy(array).to(self.device, non_blocking=True) for array in (batch.ids, batch.mask))
         kind = self.device.type
-        self._working = torch.float32
+        self._dtype = torch.float32
         bf16 = not exact and use_bf16(self.settings.precision, kind)
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16):
             hidden = self.transformer(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
@@ -266,9 +273,9 @@ class SentenceEncoder(nn.Module):
         return cast(Tensor, (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0))
 
     def save(self, folder: Path) -> None:
-        """Write weights (safetensors), tokenizer, and the modules sentence-transformers reads."""
+        """Write the weights (safetensors), the tokenizer and the module files of sentence-transformers."""
         folder.mkdir(parents=True, exist_ok=True)
-        quiet()
+        silence_transformers()
         cast(Any, self.transformer).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         names = ["Transformer", "Pooling", "Normalize"]
@@ -290,11 +297,14 @@ class SentenceEncoder(nn.Module):
         write_json(folder / "1_Pooling" / "config.json", pooling)
         write_json(folder / "2_Normalize" / "config.json", {})
         write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "cosine", "prompts": {}})
-        write_json(folder / SETTINGS_FILE, {"max_seq_length": self.settings.max_length, "do_lower_case": False})
+        settings: dict[str, Any] = {"max_seq_length": self.settings.max_length, "do_lower_case": False}
+        if getattr(self.transformer, "pooler", self) is None:  # else loaders report that its weights are missing
+            settings["model_args"] = {"add_pooling_layer": False}
+        write_json(folder / SETTINGS_FILE, settings)
 
 
 def use_bf16(precision: str, device_type: str) -> bool:
-    """Whether to compute in bf16; "auto" = where the hardware multiplies bf16 matrices natively."""
+    """Return whether to compute in bf16; "auto" = if the hardware multiplies bf16 matrices natively."""
     if precision != "auto":
         return precision == "bf16"
     if device_type == "cuda":
@@ -303,8 +313,8 @@ def use_bf16(precision: str, device_type: str) -> bool:
     return any(capabilities.get(name, False) for name in BF16_INSTRUCTIONS)
 
 
-def quiet() -> None:
-    """Keep transformers' progress bars and load reports off the terminal."""
+def silence_transformers() -> None:
+    """Turn off the progress bars and load reports of transformers."""
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()

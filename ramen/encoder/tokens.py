@@ -1,7 +1,7 @@
-"""Token store: every distinct text once, tokenised once, flat.
+"""Token store: each distinct text is tokenised once and stored in one flat array.
 
-Documents, labels and anchors of all sets often share texts (a Debian package can be all three), so texts are
-numbered globally and a role is an array of text numbers.
+Documents, labels and anchors often share texts (a Debian package can be all three). Texts are therefore numbered
+globally, and a role (documents, labels, an anchor set) is an array of text numbers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from ramen.encoder.packing import Pack, packs
 
 BATCH = 8192
-"""Texts handed to the tokenizer at a time."""
+"""Texts tokenised at a time."""
 
 PADDING_SLACK = 1.4
-"""A bucket's longest text is at most this much longer than its shortest (plus two tokens)."""
+"""Maximum ratio of the longest to the shortest text of a bucket (plus two tokens)."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class TokenStore:
     """Tokens of T distinct texts.
 
     Attributes:
-        ids: int32 [tokens], all texts end to end, special tokens included, truncated to the encoder's max_length.
-        offsets: int64 [T + 1], text i is `ids[offsets[i]:offsets[i + 1]]`.
-        pad_id: token used for padding.
+        ids: int32 [tokens], concatenated texts with special tokens, each truncated to the encoder's max_length.
+        offsets: int64 [T + 1]; text i is `ids[offsets[i]:offsets[i + 1]]`.
+        pad_id: padding token.
     """
 
     ids: NDArray[np.int32]
@@ -41,11 +41,11 @@ class TokenStore:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens per text, int64 [T]."""
+        """Number of tokens of every text, int64 [T]."""
         return np.diff(self.offsets)
 
     def lengths_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens of some texts, int64 [n]."""
+        """Return the number of tokens of some texts, int64 [n]."""
         return self.offsets[texts + 1] - self.offsets[texts]
 
     @classmethod
@@ -68,26 +68,26 @@ class TokenStore:
         return cls(ids, np.cumsum(lengths), int(tokenizer.pad_token_id or 0))
 
     def packs(self, texts: NDArray[np.int64], budget: int) -> Iterator[tuple[NDArray[np.int64], Pack]]:
-        """Cut texts into packs, several texts to a row of tokens.
+        """Split texts into packs with several texts per row.
 
         Args:
             texts: int64 [n] text numbers.
-            budget: tokens per pack at most, padding included (a single row is always allowed).
+            budget: maximum tokens per pack, including padding (a single row is always allowed).
 
         Yields:
-            (places int64 [p] of the packed texts in `texts`, `Pack`); every place exactly once.
+            Positions int64 [p] in `texts` and a `Pack`; every position exactly once.
         """
         return packs(self.ids, self.offsets[texts], self.lengths_of(texts), self.pad_id, budget)
 
     def buckets(self, texts: NDArray[np.int64], budget: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
-        """Cut texts into padded batches of similar length.
+        """Split texts into padded batches of similar length.
 
         Args:
             texts: int64 [n] text numbers.
-            budget: padded tokens per batch at most (a single longer text still makes a batch).
+            budget: maximum tokens per batch, including padding (a single text is always allowed).
 
         Yields:
-            (positions int64 [b] into `texts`, `Batch`), shortest first; every position exactly once.
+            Positions int64 [b] in `texts` and a `Batch`, shortest texts first; every position exactly once.
         """
         lengths = self.lengths_of(texts)
         order = np.argsort(lengths, kind="stable")
@@ -102,7 +102,7 @@ class TokenStore:
             start = stop
 
     def batch(self, texts: NDArray[np.int64]) -> Batch:
-        """Pad some texts into a rectangle as wide as the longest."""
+        """Pad texts to the longest of them."""
         lengths = self.lengths_of(texts)
         columns = np.arange(max(1, int(lengths.max(initial=1))))
         mask = columns[None, :] < lengths[:, None]
@@ -113,7 +113,7 @@ class TokenStore:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded tokens: `ids` int64 [b, t], `mask` bool [b, t] (true = a token)."""
+    """Padded tokens: `ids` int64 [b, t], `mask` bool [b, t], false for padding."""
 
     ids: NDArray[np.int64]
     mask: NDArray[np.bool_]
@@ -121,11 +121,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class TextTable:
-    """Distinct texts of several roles.
+    """Distinct texts shared by several roles.
 
     Attributes:
         store: tokens of the distinct texts.
-        roles: role name -> int64 [items], the text number of each item.
+        roles: role -> int64 [items], text number of each item.
     """
 
     store: TokenStore
@@ -133,7 +133,7 @@ class TextTable:
 
     @classmethod
     def build(cls, tokenizer: Any, texts: Mapping[str, Sequence[str]], max_length: int) -> TextTable:
-        """Number the distinct texts of all roles in order of first appearance and tokenise each once."""
+        """Number the distinct texts of all roles in order of first appearance, and tokenise each once."""
         numbers: dict[str, int] = {}
         roles = {
             role: np.fromiter((numbers.setdefault(text, len(numbers)) for text in items), np.int64, len(items))

@@ -1,4 +1,4 @@
-"""Rankings on disk: a Parquet table of the first labels of each test document."""
+"""Rankings of test documents as Parquet files."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import DEPTH, Ints
 
 PREDICTIONS, ENCODER_PREDICTIONS = "predictions.parquet", "encoder_predictions.parquet"
-"""By a model's whole score; by the texts' vectors alone, written where a model ranks by more than those."""
+"""Rankings by the full model; by the encoder only, written if the model has label context or classifiers."""
 SCHEMA = pa.schema(
     [("document", pa.string()), ("rank", pa.int32()), ("label", pa.string()), ("label_index", pa.int32()),
      ("score", pa.float32())]
 )  # fmt: skip
-"""Ranks start at 1; at most 100 rows a document, documents in test order."""
+"""Ranks start at 1; at most 100 rows per document, documents in test order."""
+ROW_GROUP = 4096
+"""Documents per row group of the file."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The first 100 labels of each test document after filtering.
+    """The top 100 labels of each test document after filtering.
 
     Attributes:
         indices: int64 [N', 100], padded with L.
@@ -36,43 +38,44 @@ class Ranking:
     scores: NDArray[np.float32]
 
 
-def write_predictions(path: Path, problem: Dataset, ranking: Ranking, chunk: int) -> None:
-    """Write one row group per `chunk` documents, so that memory does not grow with their number."""
-    documents, labels = pa.array(problem.test.uids, pa.string()), pa.array(problem.labels.uids, pa.string())
+def write_predictions(path: Path, dataset: Dataset, ranking: Ranking) -> None:
+    """Write one row group per `ROW_GROUP` documents, so that memory does not grow with the number of documents."""
+    documents, labels = pa.array(dataset.test.uids, pa.string()), pa.array(dataset.labels.uids, pa.string())
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
-        for start in range(0, len(documents), chunk):
-            indices = ranking.indices[start : start + chunk]
-            row, place = np.nonzero(indices < len(labels))
-            chosen = indices[row, place].astype(np.int32)
+        for start in range(0, len(documents), ROW_GROUP):
+            indices = ranking.indices[start : start + ROW_GROUP]
+            row, rank = np.nonzero(indices < len(labels))
+            label = indices[row, rank].astype(np.int32)
             columns = [
                 documents.take(pa.array(row + start)),
-                pa.array(place + 1, pa.int32()),
-                labels.take(pa.array(chosen)),
-                pa.array(chosen),
-                pa.array(ranking.scores[start : start + chunk][row, place]),
+                pa.array(rank + 1, pa.int32()),
+                labels.take(pa.array(label)),
+                pa.array(label),
+                pa.array(ranking.scores[start : start + ROW_GROUP][row, rank]),
             ]
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
 
 
-def read_labels(path: Path, problem: Dataset) -> Ints:
-    """Labels of each test document by rank, int64 [N', 100], padded with L: `Ranking.indices` as it was written.
+def read_labels(path: Path, dataset: Dataset) -> Ints:
+    """Read `Ranking.indices` from a file of predictions: int64 [N', 100], padded with L.
 
     Raises:
-        ArtifactError: the file is missing or damaged, or names documents, ranks or labels that are not there.
+        ArtifactError: the file is missing or damaged, or contains unknown documents, ranks or labels.
     """
-    place = {uid: number for number, uid in enumerate(problem.test.uids)}
-    num_labels = problem.shape[2]
-    indices = np.full((len(place), DEPTH), num_labels, np.int64)
+    row_of = {uid: row for row, uid in enumerate(dataset.test.uids)}
+    num_labels = dataset.shape[2]
+    indices = np.full((len(row_of), DEPTH), num_labels, np.int64)
     with reading(path):
         table = pq.read_table(path, columns=["document", "rank", "label_index"], read_dictionary=["document"])
-        chunks = table["document"].chunks  # a document's name stands once for its hundred rows
-        numbers = [np.array([place[uid] for uid in chunk.dictionary.to_pylist()], np.int64) for chunk in chunks]
-        found = [number[chunk.indices.to_numpy()] for number, chunk in zip(numbers, chunks, strict=True)]
-        rows = np.concatenate(found) if found else np.zeros(0, np.int64)
+        parts = []
+        for chunk in table["document"].chunks:  # dictionary-encoded: each uid is looked up once, not once per rank
+            rows_by_code = np.array([row_of[uid] for uid in chunk.dictionary.to_pylist()], np.int64)
+            parts.append(rows_by_code[chunk.indices.to_numpy()])
+        rows = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         ranks, labels = table["rank"].to_numpy(), table["label_index"].to_numpy()
         if len(rows) and not (1 <= ranks.min() <= ranks.max() <= DEPTH and 0 <= labels.min() <= labels.max()):
-            raise ValueError(f"expected ranks from 1 to {DEPTH}, and labels of at least 0")
+            raise ValueError(f"expected ranks from 1 to {DEPTH} and labels of at least 0")
         if len(rows) and labels.max() >= num_labels:
-            raise ValueError(f"a label is not below {num_labels:,}")
+            raise ValueError(f"expected labels below {num_labels:,}, found {labels.max():,}")
         indices[rows, ranks - 1] = labels
     return indices

@@ -1,45 +1,46 @@
 """Equi-volume label bins (R-ICLR), head / torso / tail, and metrics per bin.
 
-Two forms are reported and never share a name:
+Metrics per bin have two forms with separate names:
 
-- *contribution* (`tail/p_at_1`, `tail/r_at_100`, ...): hits and ground truth restricted to the bin's labels, ranks
-  and normalisers of the full problem. Averaged over documents; the bins add up to the complete value.
-- *label-averaged* (`tail/label_r_at_100`): recall of each label within the bin (share of its test documents that rank
-  it in the first k), averaged over the bin's labels that occur in the test set. Does not add up; 100 is the best for
-  every bin. `label_fn_at_k` in the table is the form of R-ICLR's Table 8: missed share summed over the bin's labels,
-  divided by all L labels; it does add up.
+- *contribution* (`tail/p_at_1`, `tail/r_at_100`, ...): hits and ground truth restricted to the bin's labels, ranks and
+  normalisers of all labels. Averaged over documents; the bins sum to the overall metric.
+- *label-averaged* (`tail/label_r_at_100`): recall of each label (share of its test documents that rank it in the top
+  k), averaged over the bin's labels that occur in the test set; the maximum of every bin is 100. `label_fn_at_k` is
+  R-ICLR's Table 8: the missed share summed over the bin's labels, divided by all L labels; its bins sum to the overall
+  value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.evaluation.metrics import Floats, Ints, contributions, evaluate, flat, label_recall
+from ramen.evaluation.metrics import Floats, Ints, evaluate, flat, label_recall, metrics_by_group
 
-Rule = Literal["pyxclib", "paper"]
+QUANTILES = 5
+"""Target number of equi-volume bins in the report (R-ICLR)."""
 LABEL_DEPTHS = (10, 100)
 """Depths of the label-averaged recall."""
 MISSED_DEPTHS = (5, 10, 20, 50, 100)
-"""Depths of the missed share by bin, those of R-ICLR's Table 8."""
+"""Depths of the missed share per bin (R-ICLR, Table 8)."""
 
 
-def equi_volume_bins(frequency: NDArray[Any], q: int, rule: Rule = "pyxclib") -> list[Ints]:
-    """Cut labels, most frequent first, into bins of about equal training volume.
+def equi_volume_bins(frequency: NDArray[Any], q: int) -> list[Ints]:
+    """Cut the labels, most frequent first, into bins of about equal training volume (pyxclib's rule).
+
+    A new bin starts before a label that would raise the bin above floor(total / q), so a larger first label leaves an
+    empty first bin. The q-th bin takes the rest.
 
     Args:
         frequency: [L] training documents per label.
-        q: number of bins aimed at; fewer come out where single labels are large.
-        rule: "pyxclib": a new bin is opened before a label that would lift the bin over floor(total / q); a first
-            label larger than that leaves an empty first bin; the q-th bin takes all that is left. "paper": a bin is
-            closed after the label that lifts it over total / q.
+        q: target number of bins; single large labels lead to fewer.
 
     Returns:
-        Label ids of each bin (int64), every label once, ties in frequency by lower id.
+        int64 label ids of each bin; every label is in exactly one bin, ties in frequency go to the lower id.
     """
     assert q >= 1
     order = np.argsort(-np.asarray(frequency), kind="stable").astype(np.int64)
@@ -49,11 +50,8 @@ def equi_volume_bins(frequency: NDArray[Any], q: int, rule: Rule = "pyxclib") ->
     start = 0
     while start < len(order):
         reached = volume[start - 1] if start else 0.0
-        if rule == "paper":
-            end = int(np.searchsorted(volume, reached + limit, side="right")) + 1
-        else:
-            end = int(np.searchsorted(volume, reached + np.floor(limit), side="right"))
-            end = max(end, start + 1) if bins else end
+        end = int(np.searchsorted(volume, reached + np.floor(limit), side="right"))
+        end = max(end, start + 1) if bins else end
         end = len(order) if len(bins) == q - 1 else min(end, len(order))
         bins.append(order[start:end])
         start = end
@@ -61,15 +59,18 @@ def equi_volume_bins(frequency: NDArray[Any], q: int, rule: Rule = "pyxclib") ->
 
 
 def head_torso_tail(frequency: NDArray[Any]) -> dict[str, Ints]:
-    """Three groups of about equal training volume, for headlines.
+    """Split the labels into three groups of about equal training volume.
 
-    Labels are taken most frequent first (ties by lower id). Head takes labels until it holds at least a third of the
-    volume, torso until it holds at least half of what head left, tail takes the rest with the labels never seen in
-    training. Measuring torso by what is left keeps all three non-empty wherever three labels occur in training, also
-    when one label outweighs all others (pyxclib's rule leaves an empty first bin there).
+    Labels are assigned most frequent first (ties by lower id): to head until it holds at least a third of the volume,
+    to torso until it holds at least half of the remaining volume, then to tail, which includes labels unseen in
+    training. Measuring torso by the remaining volume keeps all groups non-empty if at least three labels occur in
+    training, even if one label outweighs all others (pyxclib's rule would leave an empty first bin).
+
+    Args:
+        frequency: [L] training documents per label.
 
     Returns:
-        head, torso, tail -> label ids, int64; every label in exactly one group.
+        head, torso, tail -> int64 label ids; every label is in exactly one group.
     """
     order = np.argsort(-np.asarray(frequency), kind="stable").astype(np.int64)
     volume = np.cumsum(np.asarray(frequency, np.float64)[order])
@@ -81,14 +82,14 @@ def head_torso_tail(frequency: NDArray[Any]) -> dict[str, Ints]:
     return {"head": order[:head], "torso": order[head:torso], "tail": order[torso:]}
 
 
-def by_bin(
+def metrics_by_bin(
     indices: NDArray[Any],
     y: sp.csr_matrix,
     inv_p: Floats,
     frequency: NDArray[Any],
     bins: Mapping[str, Ints],
 ) -> dict[str, dict[str, float]]:
-    """Facts and metrics of each bin of labels, in percent.
+    """Return label counts and metrics (in percent) of each bin of labels.
 
     Args:
         indices: int [N', K] ranking, padded with L.
@@ -98,18 +99,19 @@ def by_bin(
         bins: name -> label ids; disjoint.
 
     Returns:
-        name -> `labels`, `tested_labels`, `mean_documents` (training documents per label), contributions under the
-        keys of `metrics.flat`, and `label_r_at_k`, `label_fn_at_k` (left out where no label of the bin is tested).
+        Name -> `labels`, `tested_labels`, `mean_documents` (training documents per label), contributions under the
+        keys of `metrics.flat`, and `label_r_at_k`, `label_fn_at_k` (missing if no label of the bin occurs in the test
+        set).
     """
     num_labels = y.shape[1]
     group = np.full(num_labels, -1, np.int64)
     for number, labels in enumerate(bins.values()):
         assert (group[labels] < 0).all(), "bins overlap"
         group[labels] = number
-    curves = contributions(indices, y, inv_p, group, max(len(bins), 1))
+    curves = metrics_by_group(indices, y, inv_p, group, max(len(bins), 1))
     depths = sorted({*LABEL_DEPTHS, *MISSED_DEPTHS})
     recalls = {k: label_recall(indices, y, k) for k in depths if k <= indices.shape[1]}
-    out: dict[str, dict[str, float]] = {}
+    table: dict[str, dict[str, float]] = {}
     for number, (name, labels) in enumerate(bins.items()):
         row: dict[str, float] = {
             "labels": len(labels),
@@ -124,14 +126,14 @@ def by_bin(
                 row[f"label_r_at_{k}"] = 100.0 * float(tested.mean())
             if len(tested):
                 row[f"label_fn_at_{k}"] = 100.0 * float((1.0 - tested).sum()) / num_labels
-        out[name] = row
-    return out
+        table[name] = row
+    return table
 
 
 def overall_and_thirds(
     indices: NDArray[Any], y: sp.csr_matrix, inv_p: Floats, frequency: NDArray[Any]
 ) -> dict[str, float]:
-    """Metrics of a ranking under the keys of metrics.json, in percent: overall, and what head, torso and tail add.
+    """Return the metrics of a ranking in percent, overall and by head, torso and tail, under the keys of metrics.json.
 
     Args:
         indices: int [N', K] ranking, padded with L.
@@ -139,12 +141,12 @@ def overall_and_thirds(
         inv_p: float64 [L].
         frequency: int [L], training documents per label.
     """
-    table = by_bin(indices, y, inv_p, frequency, head_torso_tail(frequency))
-    return flat(evaluate(indices, y, inv_p)) | slices(table)
+    table = metrics_by_bin(indices, y, inv_p, frequency, head_torso_tail(frequency))
+    return flat(evaluate(indices, y, inv_p)) | flatten_bins(table)
 
 
-def slices(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a table as flat keys `tail/p_at_1`; `label_r_at_k` is the label-averaged form."""
+def flatten_bins(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the metrics of a table by bin under flat keys `tail/p_at_1`, without `label_fn_at_k`."""
     return {
         f"{name}/{key}": value
         for name, row in table.items()

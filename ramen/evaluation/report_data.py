@@ -1,10 +1,9 @@
-"""What the report shows, gathered from the artifacts: facts, training history, graphs, samples, the base's numbers."""
+"""Content of the report, read from artifacts: facts, training history, graphs, samples, metrics of the base."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -17,16 +16,20 @@ from ramen.artifacts import Artifact, checked, read_json, reading
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import PEER, Ints
 from ramen.evaluation.predictions import PREDICTIONS, Ranking
-from ramen.evaluation.report import GraphFacts, Item, Report, Sample
+from ramen.evaluation.quantiles import QUANTILES
+from ramen.evaluation.report import GraphSize, Report, Sample, SampleLabel
+from ramen.evaluation.tables import Measurements, count_unlabelled
 from ramen.evaluation.uncertainty import GAIN, GAIN_SE, Gain
 from ramen.graph.metadata import read_graphs
+from ramen.retrieval import RETRIEVED
 
-SHOWN = 5
-"""Labels per sample and run in the report."""
-LONGEST = 200
-"""Characters of a text in the report; full-text documents are cut."""
-Bins = dict[str, dict[str, float]]
-_RECORD: Mapping[str, Any] = {
+SAMPLES = 12
+"""Sample predictions in the report."""
+LABELS_PER_LIST = 5
+"""Labels shown per sample and run; twice as many relevant labels."""
+MAX_TEXT_LENGTH = 200
+"""Characters of a text in the report; longer texts are cut."""
+_HISTORY_TYPES: Mapping[str, Any] = {
     "epoch": int,
     "phase": str,
     "round": int,
@@ -36,174 +39,166 @@ _RECORD: Mapping[str, Any] = {
     "edges_kept": dict[str, float],
     "lambda": dict[str, float],
 }
-"""Keys of a record of the training history that the report shows; those that are missing leave gaps."""
+"""Keys of a record of history.json that the report shows -> type; missing keys leave gaps."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What was measured.
-
-    Attributes:
-        metrics: flat, percent, with slices.
-        bins: table by quantile, non-empty bins.
-        frequency: int64 [L], training documents per label.
-        sizes: labels in head, torso, tail and overall.
-    """
-
-    metrics: dict[str, float]
-    bins: Bins
-    frequency: Ints
-    sizes: dict[str, int]
-
-
-def gather(
-    problem: Dataset,
+def build_report(
+    dataset: Dataset,
     ranking: Ranking,
-    measured: Measured,
+    measured: Measurements,
     scoring: config.ScoringConfig,
     model: Artifact,
     pruned_graph: Artifact,
     base: Artifact | None,
-    gained: Mapping[str, Gain],
+    gains: Mapping[str, Gain],
 ) -> Report:
-    """Everything the report needs; `base` is the evaluation of the base run, `gained` what this run gains over it."""
-    num_test, num_labels = problem.shape[1:]
-    base_bins = None if base is None else _base_bins(base, measured.bins)
+    """Build the content of the report.
+
+    Args:
+        ranking: rankings of the test documents.
+        measured: measurements of `ranking`.
+        base: evaluation of the base run; None = no base.
+        gains: metric -> gain of this run over the base.
+    """
+    num_test, num_labels = dataset.shape[1:]
+    base_bins = None if base is None else _read_base_bins(base, measured.bins)
     note = (
-        f"Labels sorted by training frequency and cut into bins of about equal training volume (rule "
-        f"{scoring.quantile_rule}, aiming at {scoring.quantiles}; empty bins left out). Contributions add up to the "
+        f"Labels are sorted by training frequency and cut into bins of about equal training volume (rule "
+        f"pyxclib, target {QUANTILES} bins, empty bins left out). Contributions sum to the "
         f"overall value; label-averaged recall does not."
     )
     if base is not None and base_bins is None:
-        note += " The base was cut into other bins and is not shown."
+        note += " The base has different bins and is not shown."
     return Report(
-        lead=f"{num_test:,} test documents against {num_labels:,} labels"
-        + (", compared with the base run." if base else "."),
+        lead=f"{num_test:,} test documents, {num_labels:,} labels" + (", compared with the base run." if base else "."),
         metrics=measured.metrics,
         labels=measured.sizes,
         bins=measured.bins,
         bins_note=note,
-        facts=_facts(problem, scoring, model),
-        base=None if base is None else base_metrics(base),
+        facts=_list_facts(dataset, scoring, model),
+        base=None if base is None else read_base_metrics(base),
         base_bins=base_bins,
-        gains=gained,
-        error_note=_error_note(problem),
+        gains=gains,
+        error_note=_describe_errors(dataset),
         history=_history(model.path),
-        graphs=_graph_facts(pruned_graph.path),
-        samples=_samples(problem, ranking, measured.frequency, scoring.samples, base),
+        graphs=_read_graph_sizes(pruned_graph.path),
+        samples=_draw_samples(dataset, ranking, measured.frequency, SAMPLES, base),
     )
 
 
-def _error_note(problem: Dataset) -> str:
-    """How the standard errors are computed."""
-    documents = f"{len(problem.test):,} test documents"
-    if problem.test_groups is None:
-        return f"paired over the {documents}, each taken as independent"
-    groups = len(np.unique(problem.test_groups))
+def _describe_errors(dataset: Dataset) -> str:
+    documents = f"{len(dataset.test):,} test documents"
+    if dataset.test_groups is None:
+        return f"paired over the {documents}, which are treated as independent"
+    groups = len(np.unique(dataset.test_groups))
     return f"paired over the {documents} and clustered by their {groups:,} groups"
 
 
-def unlabelled(problem: Dataset) -> int:
-    """Test documents without a label."""
-    return int((np.diff(problem.y_test.indptr) == 0).sum())
-
-
-def _facts(problem: Dataset, scoring: config.ScoringConfig, model: Artifact) -> list[tuple[str, str]]:
-    num_train, num_test, num_labels = problem.shape
+def _list_facts(dataset: Dataset, scoring: config.ScoringConfig, model: Artifact) -> list[tuple[str, str]]:
+    num_train, num_test, num_labels = dataset.shape
     return [
         ("training documents", f"{num_train:,}"),
         ("test documents", f"{num_test:,}"),
-        ("test documents without a label", f"{unlabelled(problem):,}"),
+        ("test documents without a label", f"{count_unlabelled(dataset):,}"),
         ("labels", f"{num_labels:,}"),
-        ("test pairs", f"{problem.y_test.nnz:,}"),
-        ("filtered test pairs", f"{problem.filter_test.nnz:,}"),
+        ("test pairs", f"{dataset.y_test.nnz:,}"),
+        ("filtered test pairs", f"{dataset.filter_test.nnz:,}"),
         ("propensity", f"A = {scoring.propensity_a:g}, B = {scoring.propensity_b:g}, N = {num_train:,}"),
-        ("retrieved before filtering", f"{scoring.retrieve:,}"),
+        ("retrieved before filtering", f"{RETRIEVED:,}"),
         ("model", model.digest[:16]),
     ]
 
 
-def base_metrics(base: Artifact) -> dict[str, float]:
-    """The metrics of a base run, without those of the run's base and peers."""
+def read_base_metrics(base: Artifact) -> dict[str, float]:
+    """Read the metrics of a base run, without those of its peers and of its own base."""
     metrics = read_json(base.path / "metrics.json", dict[str, float])
     return {key: value for key, value in metrics.items() if not key.startswith(("base/", PEER, GAIN, GAIN_SE))}
 
 
-def _base_bins(base: Artifact, bins: Bins) -> Bins | None:
-    """The base's table by quantile, None if its bins are not the same."""
+def _read_base_bins(base: Artifact, bins: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]] | None:
+    """Read the base's table by bin; None if its bins differ."""
     file = base.path / "quantiles.csv"
     with reading(file), file.open(encoding="utf-8", newline="") as stream:
         rows = {row.pop("bin"): row for row in csv.DictReader(stream)}
         table = {name: {key: float(value) for key, value in row.items() if value} for name, row in rows.items()}
         labels = {name: row["labels"] for name, row in table.items()}
-    same = labels == {name: row["labels"] for name, row in bins.items()}
-    return table if same else None
+    return table if labels == {name: row["labels"] for name, row in bins.items()} else None
 
 
 def _history(model: Path) -> list[dict[str, Any]]:
-    """Training history of the model; empty if it carries none (a foreign model). Raises ArtifactError if damaged."""
+    """Read a model's training history; empty if it has none (it was not trained by ramen).
+
+    Raises:
+        ArtifactError: history.json is damaged.
+    """
     file = model / "history.json"
     history: list[dict[str, Any]] = read_json(file, list[dict[str, Any]]) if file.exists() else []
     for number, record in enumerate(history):
-        for key in _RECORD.keys() & record.keys():
-            checked(record[key], _RECORD[key], f"{file}: {number}: {key}")
+        for key in _HISTORY_TYPES.keys() & record.keys():
+            checked(record[key], _HISTORY_TYPES[key], f"{file}: {number}: {key}")
     return history
 
 
-def _graph_facts(path: Path) -> list[GraphFacts]:
-    names = {"train": "documents", "labels": "labels"}
+def _read_graph_sizes(path: Path) -> list[GraphSize]:
+    side_names = {"train": "documents", "labels": "labels"}
     return [
-        GraphFacts(f"{name}, {names[side]}", *graph.shape, graph.num_edges, int(graph.original.sum()))
+        GraphSize(f"{name}, {side_names[side]}", *graph.shape, graph.num_edges, int(graph.original.sum()))
         for name, sides in read_graphs(path).items()
         for side, graph in sides.items()
     ]
 
 
-def _samples(problem: Dataset, ranking: Ranking, frequency: Ints, count: int, base: Artifact | None) -> list[Sample]:
-    """Labelled test documents drawn with a fixed seed, so that runs on one dataset show the same."""
-    labelled = np.flatnonzero(np.diff(problem.y_test.indptr))
-    chosen = np.sort(np.random.default_rng(0).permutation(labelled)[:count])
-    theirs = {} if base is None or not len(chosen) else _base_predictions(base, [problem.test.uids[i] for i in chosen])
+def _draw_samples(
+    dataset: Dataset, ranking: Ranking, frequency: Ints, count: int, base: Artifact | None
+) -> list[Sample]:
+    """Draw labelled test documents with a fixed seed, so that all runs on a dataset show the same documents."""
+    labelled = np.flatnonzero(np.diff(dataset.y_test.indptr))
+    rows = np.sort(np.random.default_rng(0).permutation(labelled)[:count])
+    base_labels = {} if base is None or not len(rows) else _read_top_labels(base, [dataset.test.uids[i] for i in rows])
     samples = []
-    for document in chosen:
-        uid = problem.test.uids[document]
-        truth = problem.y_test.indices[slice(*problem.y_test.indptr[document : document + 2])]
-        truth = truth[np.argsort(-frequency[truth], kind="stable")]
-        own = ranking.indices[document, :SHOWN]
+    for row in rows:
+        uid = dataset.test.uids[row]
+        relevant = dataset.y_test.indices[slice(*dataset.y_test.indptr[row : row + 2])]
+        relevant = relevant[np.argsort(-frequency[relevant], kind="stable")]
+        predicted = ranking.indices[row, :LABELS_PER_LIST]
+        listed = relevant[: 2 * LABELS_PER_LIST]
         samples.append(
             Sample(
                 uid,
-                _clip(problem.test.texts[document]),
-                _items(problem, frequency, truth[: 2 * SHOWN], own),
-                _items(problem, frequency, own, truth),
-                None if base is None else _items(problem, frequency, theirs.get(uid, []), truth),
-                more=max(len(truth) - 2 * SHOWN, 0),
+                _shorten(dataset.test.texts[row]),
+                truth=_list_labels(dataset, frequency, listed, predicted),
+                run=_list_labels(dataset, frequency, predicted, relevant),
+                base=None if base is None else _list_labels(dataset, frequency, base_labels.get(uid, []), relevant),
+                more=len(relevant) - len(listed),
             )
         )
     return samples
 
 
-def _items(problem: Dataset, frequency: Ints, labels: Iterable[int], hits: Iterable[int]) -> list[Item]:
+def _list_labels(dataset: Dataset, frequency: Ints, labels: Iterable[int], hits: Iterable[int]) -> list[SampleLabel]:
+    """Return labels for display, without padding; those among `hits` are marked."""
     marked = {int(label) for label in hits}
     return [
-        Item(_clip(problem.labels.texts[label]), int(frequency[label]), int(label) in marked)
+        SampleLabel(_shorten(dataset.labels.texts[label]), int(frequency[label]), int(label) in marked)
         for label in labels
-        if label < problem.shape[2]
+        if label < dataset.shape[2]
     ]
 
 
-def _clip(text: str) -> str:
-    return shorten(text, LONGEST, placeholder=" …")
+def _shorten(text: str) -> str:
+    return shorten(text, MAX_TEXT_LENGTH, placeholder=" …")
 
 
-def _base_predictions(base: Artifact, uids: list[str]) -> dict[str, list[int]]:
-    """First labels of the base for some documents; the same dataset numbers labels the same."""
+def _read_top_labels(base: Artifact, uids: list[str]) -> dict[str, list[int]]:
+    """Read the base's top labels of some documents; label numbers are those of the same dataset."""
     file = base.path / PREDICTIONS
-    found: dict[str, list[int]] = {}
+    top: dict[str, list[int]] = {}
     with reading(file):
         table = pq.read_table(
-            file, columns=["document", "label_index"], filters=[("document", "in", uids), ("rank", "<=", SHOWN)]
+            file,
+            columns=["document", "label_index"],
+            filters=[("document", "in", uids), ("rank", "<=", LABELS_PER_LIST)],
         )
         for uid, label in zip(table["document"].to_pylist(), table["label_index"].to_pylist(), strict=True):
-            found.setdefault(uid, []).append(label)
-    return found
+            top.setdefault(uid, []).append(label)
+    return top

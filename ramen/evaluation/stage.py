@@ -1,4 +1,4 @@
-"""Stage `evaluate`: retrieve labels for the test documents, measure, write metrics, predictions and the report."""
+"""Stage `evaluate`: rank labels for the test documents and write metrics, predictions and the report."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ramen.encoder.loading import load_trained
 from ramen.errors import ArtifactError, DataError, Defect, RamenError, warn
 from ramen.evaluation.figures import png
 from ramen.evaluation.metrics import DEPTH, ENCODER, PEER, REPORTED, apply_filter
-from ramen.evaluation.metrics import evaluate as measure
+from ramen.evaluation.metrics import evaluate as compute_metrics
 from ramen.evaluation.per_document import from_evaluation, from_ranking
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
-from ramen.evaluation.report import make_figures, render
-from ramen.evaluation.report_data import gather
+from ramen.evaluation.report import Report, make_figures, render
+from ramen.evaluation.report_data import build_report
 from ramen.evaluation.tables import counts, measure_ranking, write_tables
-from ramen.evaluation.uncertainty import PER_DOCUMENT, flat_gains, gains
+from ramen.evaluation.uncertainty import PER_DOCUMENT, flat_gains, paired_gains
 from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges
 from ramen.peers import PEERS, Task
 from ramen.peers.evaluation import rank_test_documents
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 from ramen.tracking import Tracker
 
 
@@ -43,124 +43,123 @@ def evaluate(
     """Evaluate a model on the test documents.
 
     Writes metrics.json, propensity.json, quantiles.csv, plots/quantiles.csv (bin, metric, value),
-    predictions.parquet, per_document.parquet (contributions to the metrics), figures/*.png and report.html;
-    encoder_predictions.parquet for a model with label context or classifiers. Test documents without a label are kept
-    and count 0, as in pyxclib (FN alone leaves them out).
+    predictions.parquet, per_document.parquet (contributions to the metrics), figures/*.png and report.html; also
+    encoder_predictions.parquet for a model with label context or classifiers. Test documents without a label count as
+    0, as in pyxclib (except in FN).
 
     Returns:
         Overall and slice metrics in percent; with a base also `gain/METRIC` and its standard error `gain_se/METRIC`.
-        metrics.json also holds the base's metrics under `base/`.
+        metrics.json additionally has the base's metrics under `base/`.
 
     Raises:
-        DataError: there is no test document, or none has a label.
-        ArtifactError: the model gives vectors that are not finite; `scoring.base` is no evaluation of this dataset
-            with these propensity parameters.
+        DataError: there is no test document with a label.
+        ArtifactError: the model produces non-finite vectors, or `scoring.base` is not an evaluation of this dataset.
     """
-    problem = Dataset.read(dataset.path)
-    if not problem.y_test.nnz:
+    data = Dataset.read(dataset.path)
+    if not data.y_test.nnz:
         defect = "expected at least one test document with a label, found none"
         raise DataError(Defect(f"{dataset.path}/labels/test.npz", defect, "ingest again with a larger test split"))
-    base = _open_base(scoring, dataset)  # its propensity was checked before the stage began
-    alone, fused = _retrieve(problem, model, encoder, scoring)
-    ranking = fused or alone
-    measured = measure_ranking(problem, ranking, scoring)
-    if fused:  # as published NGAME figures are; those of the encoder alone belong beside
-        theirs = measure_ranking(problem, alone, scoring).metrics
-        measured.metrics.update({f"{ENCODER}{key}": value for key, value in theirs.items()})
+    base = _open_base(scoring, dataset)  # preflight checked its propensity parameters
+    encoder_ranking, fused_ranking = _rank_labels(data, model, encoder)
+    ranking = fused_ranking or encoder_ranking
+    measured = measure_ranking(data, ranking, scoring)
+    if fused_ranking:  # published NGAME results are fused; the encoder's own metrics are reported alongside
+        encoder_metrics = measure_ranking(data, encoder_ranking, scoring).metrics
+        measured.metrics.update({f"{ENCODER}{key}": value for key, value in encoder_metrics.items()})
     documents = from_ranking(
-        problem, ranking.indices, scoring.propensity_a, scoring.propensity_b, {"dataset": dataset.digest}
+        data, ranking.indices, scoring.propensity_a, scoring.propensity_b, {"dataset": dataset.digest}
     )
-    gained = gains(documents, from_evaluation(problem, base.path)) if base else {}
-    measured.metrics.update(flat_gains(gained))
-    measured.metrics.update(_peers(problem, encoder, scoring))
-    report = gather(problem, ranking, measured, scoring, model, pruned_graph, base, gained)
+    gains = paired_gains(documents, from_evaluation(data, base.path)) if base else {}
+    measured.metrics.update(flat_gains(gains))
+    measured.metrics.update(_evaluate_peers(data, encoder, scoring))
+    report = build_report(data, ranking, measured, scoring, model, pruned_graph, base, gains)
 
     if scoring.links:
-        measured.metrics.update(_links(problem, model, encoder, scoring))
+        measured.metrics.update(_predict_links(data, model, encoder))
 
-    write_tables(evaluation.path, problem, measured, scoring, report.base)
-    write_predictions(evaluation.path / PREDICTIONS, problem, ranking, scoring.chunk)
+    write_tables(evaluation.path, data, measured, scoring, report.base)
+    write_predictions(evaluation.path / PREDICTIONS, data, ranking)
     documents.write(evaluation.path / PER_DOCUMENT)
-    if fused:
-        write_predictions(evaluation.path / ENCODER_PREDICTIONS, problem, alone, scoring.chunk)
-    figures = make_figures(report)
-    images = {name: png(figure) for name, figure in figures.items()}
-    (evaluation.path / "figures").mkdir()
-    for name, image in images.items():
-        (evaluation.path / "figures" / f"{name}.png").write_bytes(image)
-    write_text(evaluation.path / "report.html", render(report, images))
-    evaluation.counts.update(counts(problem, measured, scoring) | {"test_groups": documents.group_count})
+    if fused_ranking:
+        write_predictions(evaluation.path / ENCODER_PREDICTIONS, data, encoder_ranking)
+    _write_report(evaluation.path, report)
+    evaluation.counts.update(counts(data, measured, scoring) | {"test_groups": documents.group_count})
     if base:
         evaluation.counts["base"] = base.digest
     return measured.metrics
 
 
 def _open_base(scoring: config.ScoringConfig, dataset: Artifact) -> Artifact | None:
-    """The base's evaluation, if one is named; its numbers must be comparable."""
+    """Open the evaluation `scoring.base`, if it is set. Raises ArtifactError if it is of another dataset."""
     if not scoring.base:
         return None
     base = open_artifact(scoring.base, "evaluation")
     if base.manifest["inputs"].get("dataset") != dataset.digest:
-        raise ArtifactError(f"scoring.base = {scoring.base}: was evaluated on another dataset than {dataset.path}")
+        raise ArtifactError(
+            f"scoring.base = {scoring.base}: is an evaluation of another dataset than {dataset.path}; evaluate the "
+            "base on this dataset or unset scoring.base"
+        )
     return base
 
 
-def _retrieve(
-    problem: Dataset, model: Artifact, encoder: config.EncoderConfig, scoring: config.ScoringConfig
-) -> tuple[Ranking, Ranking | None]:
-    """Rankings by the encoder alone, and with the model's label context and classifiers if it has some."""
+def _rank_labels(data: Dataset, model: Artifact, encoder: config.EncoderConfig) -> tuple[Ranking, Ranking | None]:
+    """Rank the labels by the encoder only, and with the model's label context and classifiers (None = it has none)."""
     sentences = load_trained(model.path, encoder)
-    documents = sentences.encode(problem.test.texts)
-    labels = encode_labels(sentences, model.path, problem.labels.texts)
+    documents = sentences.encode(data.test.texts)
+    labels = encode_labels(sentences, model.path, data.labels.texts)
     if not (np.isfinite(documents).all() and np.isfinite(labels).all()):
-        raise ArtifactError(f"{model.path}: gives vectors that are not finite; train again with a lower training.lr")
+        raise ArtifactError(f"{model.path}: the model's vectors are not finite; train again with a lower training.lr")
 
-    def ranking(vectors: NDArray[np.float32]) -> Ranking:
-        indices, scores = search(documents, vectors, scoring.retrieve, scoring.chunk, problem.candidates)
-        return Ranking(*apply_filter(indices, scores, problem.filter_test, DEPTH))
+    def rank(vectors: NDArray[np.float32]) -> Ranking:
+        indices, scores = search(documents, vectors, RETRIEVED, candidates=data.candidates)
+        return Ranking(*apply_filter(indices, scores, data.filter_test, DEPTH))
 
-    fused = ranking(fused_labels(model.path, labels)) if has_more(model.path) else None
-    return ranking(labels), fused
+    fused = rank(fused_labels(model.path, labels)) if has_more(model.path) else None
+    return rank(labels), fused
 
 
-def _peers(problem: Dataset, encoder: config.EncoderConfig, scoring: config.ScoringConfig) -> dict[str, float]:
-    """Overall metrics of each peer as `peers/NAME/KEY`; a peer that cannot run is left out with a warning."""
+def _evaluate_peers(data: Dataset, encoder: config.EncoderConfig, scoring: config.ScoringConfig) -> dict[str, float]:
+    """Return the overall metrics of each peer as `peers/NAME/KEY`; peers that cannot run are skipped with a warning."""
     metrics = {}
+    keys = [f"{metric}_at_{k}" for metric, depths in REPORTED.items() for k in depths]
     for name in scoring.peers:
         try:
             with tempfile.TemporaryDirectory() as work:
-                task = Task(problem, encoder, config.TrainingConfig(), scoring, Path(work))
+                task = Task(data, encoder, config.TrainingConfig(), scoring, Path(work))
                 ranking = rank_test_documents(task, PEERS[name].fit(task))
         except RamenError as error:
             warn(f"peer {name} is left out of the evaluation: {error}")
             continue
-        found = measure_ranking(problem, ranking, scoring).metrics
-        keys = [f"{metric}_at_{k}" for metric, depths in REPORTED.items() for k in depths]
-        metrics.update({f"{PEER}{name}/{key}": found[key] for key in keys})
+        peer_metrics = measure_ranking(data, ranking, scoring).metrics
+        metrics.update({f"{PEER}{name}/{key}": peer_metrics[key] for key in keys})
     return metrics
 
 
-def _links(
-    problem: Dataset, model: Artifact, encoder: config.EncoderConfig, scoring: config.ScoringConfig
-) -> dict[str, float]:
-    """Link prediction: R@100 of the training documents' raw anchors among all anchors of the set.
+def _predict_links(data: Dataset, model: Artifact, encoder: config.EncoderConfig) -> dict[str, float]:
+    """Return `links/SET_r_at_100`: R@100 of the training documents' raw anchors among all anchors of each set.
 
-    Every anchor set of the dataset, but for links to test documents and to the document itself, whatever the model was
-    trained on: it is not asked about the edges alone that its own pruning kept. Those that it was trained on say how
-    well the encoder has taken them up, not how it does on new ones.
+    All raw edges count, except those to test documents and to the document itself, whether or not pruning kept them for
+    training. The model was trained on some of them, so this measures how well it fits the graph, not generalisation.
     """
     sentences = load_trained(model.path, encoder)
-    documents = sentences.encode(problem.train.texts)
+    documents = sentences.encode(data.train.texts)
     metrics = {}
-    for name, each in sorted(problem.anchor_sets.items()):
-        linked = remove_edges(
-            each.train, anchors_among(problem.test, each.texts), anchors_of(problem.train, each.texts)
-        )
-        rows = np.flatnonzero(np.diff(linked.indptr))
+    for name, anchor_set in sorted(data.anchor_sets.items()):
+        texts = anchor_set.texts
+        edges = remove_edges(anchor_set.train, anchors_among(data.test, texts), anchors_of(data.train, texts))
+        rows = np.flatnonzero(np.diff(edges.indptr))
         if not len(rows):
             continue
-        anchors = sentences.encode(each.texts.texts)
-        found, _ = search(documents[rows], anchors, DEPTH, scoring.chunk)
-        recall = measure(found, linked[rows], np.ones(linked.shape[1]))["r"][DEPTH - 1]
+        ranked, _ = search(documents[rows], sentences.encode(texts.texts), DEPTH)
+        recall = compute_metrics(ranked, edges[rows], np.ones(edges.shape[1]))["r"][DEPTH - 1]
         metrics[f"links/{name}_r_at_100"] = 100.0 * float(recall)
     return metrics
+
+
+def _write_report(folder: Path, report: Report) -> None:
+    """Write figures/*.png and report.html."""
+    images = {name: png(figure) for name, figure in make_figures(report).items()}
+    (folder / "figures").mkdir()
+    for name, image in images.items():
+        (folder / "figures" / f"{name}.png").write_bytes(image)
+    write_text(folder / "report.html", render(report, images))

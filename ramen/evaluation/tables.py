@@ -1,10 +1,11 @@
-"""Measuring a ranking of the test documents, and the tables of an evaluation: for trained models and for peers."""
+"""Measurements of a ranking of the test documents, and the tables of an evaluation, for trained models and peers."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +14,62 @@ import numpy as np
 from ramen import config
 from ramen.artifacts import write_json, write_text
 from ramen.data.dataset import Dataset
-from ramen.evaluation.metrics import inverse_propensity, label_recall
+from ramen.evaluation.metrics import Ints, inverse_propensity, label_recall
 from ramen.evaluation.predictions import Ranking
-from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, overall_and_thirds
+from ramen.evaluation.quantiles import (
+    LABEL_DEPTHS,
+    QUANTILES,
+    equi_volume_bins,
+    head_torso_tail,
+    metrics_by_bin,
+    overall_and_thirds,
+)
 from ramen.evaluation.report import SLICES
-from ramen.evaluation.report_data import Measured, unlabelled
 
 
-def measure_ranking(problem: Dataset, ranking: Ranking, scoring: config.ScoringConfig) -> Measured:
-    """Metrics of a ranking, overall, by head, torso and tail, and by quantile of label frequency."""
-    indices, y = ranking.indices, problem.y_test
-    frequency = np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
-    inv_p = inverse_propensity(problem.y_train, scoring.propensity_a, scoring.propensity_b)
+@dataclass(frozen=True)
+class Measurements:
+    """Measurements of a ranking.
+
+    Attributes:
+        metrics: flat, in percent, with slices such as `tail/p_at_1`.
+        bins: table of the non-empty label bins, see `quantiles.metrics_by_bin`.
+        frequency: int64 [L], training documents per label.
+        sizes: number of labels in head, torso, tail and overall.
+    """
+
+    metrics: dict[str, float]
+    bins: dict[str, dict[str, float]]
+    frequency: Ints
+    sizes: dict[str, int]
+
+
+def measure_ranking(dataset: Dataset, ranking: Ranking, scoring: config.ScoringConfig) -> Measurements:
+    """Compute the metrics of a ranking: overall, by head, torso and tail, and by bin of label frequency."""
+    indices, y = ranking.indices, dataset.y_test
+    frequency = np.asarray(dataset.y_train.sum(axis=0)).ravel().astype(np.int64)
+    inv_p = inverse_propensity(dataset.y_train, scoring.propensity_a, scoring.propensity_b)
     thirds = head_torso_tail(frequency)
-    cut = equi_volume_bins(frequency, scoring.quantiles, scoring.quantile_rule)
+    cut = equi_volume_bins(frequency, QUANTILES)
     bins = {str(i): labels for i, labels in enumerate((labels for labels in cut if len(labels)), 1)}
     metrics = overall_and_thirds(indices, y, inv_p, frequency)
     metrics |= {f"label_r_at_{k}": 100.0 * float(np.nanmean(label_recall(indices, y, k))) for k in LABEL_DEPTHS}
     sizes = {"overall": len(frequency)} | {name: len(labels) for name, labels in thirds.items()}
-    return Measured(metrics, by_bin(indices, y, inv_p, frequency, bins), frequency, sizes)
+    return Measurements(metrics, metrics_by_bin(indices, y, inv_p, frequency, bins), frequency, sizes)
 
 
-def counts(problem: Dataset, measured: Measured, scoring: config.ScoringConfig) -> dict[str, Any]:
-    """Facts for the manifest of an evaluation."""
-    num_train, num_test, num_labels = problem.shape
+def count_unlabelled(dataset: Dataset) -> int:
+    """Return the number of test documents without a label."""
+    return int((np.diff(dataset.y_test.indptr) == 0).sum())
+
+
+def counts(dataset: Dataset, measured: Measurements, scoring: config.ScoringConfig) -> dict[str, Any]:
+    """Return the counts and propensity parameters for the manifest of an evaluation."""
+    num_train, num_test, num_labels = dataset.shape
     return {
         "train_documents": num_train,
         "test_documents": num_test,
-        "test_documents_without_label": unlabelled(problem),
+        "test_documents_without_label": count_unlabelled(dataset),
         "labels": num_labels,
         **{f"{name}_labels": measured.sizes[name] for name in SLICES},
         "propensity_a": scoring.propensity_a,
@@ -50,14 +79,18 @@ def counts(problem: Dataset, measured: Measured, scoring: config.ScoringConfig) 
 
 def write_tables(
     path: Path,
-    problem: Dataset,
-    measured: Measured,
+    dataset: Dataset,
+    measured: Measurements,
     scoring: config.ScoringConfig,
     base: Mapping[str, float] | None,
 ) -> None:
-    """Write metrics.json, propensity.json, quantiles.csv and plots/quantiles.csv."""
+    """Write metrics.json, propensity.json, quantiles.csv and plots/quantiles.csv.
+
+    Args:
+        base: metrics of the base run, written to metrics.json under `base/`; None = no base.
+    """
     metrics = measured.metrics | {f"base/{key}": value for key, value in (base or {}).items()}
-    propensity = {"a": scoring.propensity_a, "b": scoring.propensity_b, "N": problem.shape[0]}
+    propensity = {"a": scoring.propensity_a, "b": scoring.propensity_b, "N": dataset.shape[0]}
     write_json(path / "metrics.json", metrics)
     write_json(path / "propensity.json", propensity)
     columns = list(dict.fromkeys(key for row in measured.bins.values() for key in row))

@@ -1,15 +1,15 @@
-"""Paired standard errors of gains, clustered by the group of the test documents.
+"""Paired standard errors of gains, clustered by the groups of the test documents.
 
 Every metric is a ratio of means over the test documents, `mean(v_i) / mean(w_i)` with `mean(w_i) = 1`: v_i is the
-document's contribution, w_i its share of the denominator (1 for P, nDCG and R; for PSP the share of the best possible
-score). The gain of a run over another on the same documents is `D = mean(d_i)`, `d_i` the difference of contributions.
-Its standard error, linearised and robust to clusters g = 1..G, is
+document's contribution, w_i its share of the denominator (1 for P, nDCG and R; for PSP the share of the ideal score).
+The gain of one run over another on the same documents is `D = mean(d_i)`, where `d_i` is the difference of their
+contributions. Its standard error, linearised and robust to clusters g = 1..G, is
 
     sqrt(G / (G - 1) * sum_g (sum_{i in g} (d_i - D w_i))^2) / n
 
-With a group per document and w_i = 1 this is the standard error of the paired t-test.
+With one document per group and w_i = 1 this is the standard error of the paired t-test.
 
-Source: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference (2015); Cochran, Sampling Techniques,
+Sources: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference (2015); Cochran, Sampling Techniques,
 chapter 6 (ratio estimators).
 """
 
@@ -33,27 +33,27 @@ Floats = NDArray[np.float64]
 
 PER_DOCUMENT = "per_document.parquet"
 GAIN, GAIN_SE = "gain/", "gain_se/"
-"""Before the name of a metric: the gain over the base, and its standard error."""
+"""Prefixes of a metric's gain over the base and of its standard error."""
 SIGNIFICANT = 2.0
-"""Standard errors that a gain must reach to be shown as one."""
+"""A gain is significant from this number of standard errors."""
 _WEIGHT, _NOTES = "weight/", b"ramen"
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Points of a metric gained, and the standard error over the documents; None for fewer than two groups."""
+    """Gain in points, and its standard error over the test documents; None for fewer than two groups."""
 
     points: float
     error: float | None
 
     @property
     def significant(self) -> bool:
-        """Whether the gain is at least two standard errors away from 0."""
+        """Whether the gain is at least two standard errors from 0."""
         return is_significant(self.points, self.error)
 
 
 def is_significant(points: float, error: float | None) -> bool:
-    """Whether a gain is at least two standard errors away from 0; false where the error is unknown."""
+    """Return whether a gain is at least two standard errors from 0; false if the error is unknown."""
     return error is not None and points != 0 and abs(points) >= SIGNIFICANT * error
 
 
@@ -64,8 +64,8 @@ def standard_error(
 
     Args:
         differences: [n], paired differences d_i.
-        groups: int [n], the group of each document; None = each is its own.
-        weights: [n], mean 1, the documents' shares of the metric's denominator; None = 1 each.
+        groups: int [n], the group of each document; None = one document per group.
+        weights: [n], mean 1, the documents' shares of the metric's denominator; None = all 1.
 
     Returns:
         The standard error in the unit of `differences`; None for fewer than two groups.
@@ -83,13 +83,13 @@ def standard_error(
 
 @dataclass(frozen=True)
 class PerDocument:
-    """What each test document contributes to a run's metrics.
+    """Each test document's contribution to a run's metrics.
 
     Attributes:
-        uids: of the N' test documents, in test order.
-        values: metric -> float64 [N'] in percent, as `metrics.by_document` gives them; their mean is the metric.
-        weights: metric -> float64 [N'], mean 1, as `metrics.document_weights` gives them; of metrics without: 1 each.
-        groups: int64 [N'], the group of each document; None = each is its own.
+        uids: ids of the N' test documents, in test order.
+        values: metric -> float64 [N'] in percent, from `metrics.metrics_by_document`; the mean is the metric.
+        weights: metric -> float64 [N'], mean 1, from `metrics.document_weights`; metrics without an entry weigh 1.
+        groups: int64 [N'], the group of each document; None = one document per group.
         notes: JSON values that describe the run, such as the digest of the dataset.
     """
 
@@ -105,7 +105,7 @@ class PerDocument:
         return len(self.uids) if self.groups is None else len(np.unique(self.groups))
 
     def weights_of(self, metric: str) -> Floats | None:
-        """Shares of a metric's denominator; the contribution of head, torso or tail has that of the whole metric."""
+        """Return the documents' shares of a metric's denominator; slices without their own use the overall metric's."""
         return self.weights.get(metric, self.weights.get(metric.rpartition("/")[2]))
 
     def write(self, path: Path) -> None:
@@ -120,42 +120,42 @@ class PerDocument:
 
     @classmethod
     def read(cls, path: Path) -> PerDocument:
-        """Read what `write` wrote. Raises ArtifactError if it is missing or damaged."""
+        """Read a file of `write`. Raises ArtifactError if it is missing or damaged."""
         with reading(path):
             table = pq.read_table(path)
             uids = [str(uid) for uid in table["uid"].to_pylist()]
             groups = table["group"].to_numpy() if "group" in table.column_names else None
-            numbers = {
+            columns = {
                 name: table[name].to_numpy().astype(np.float64)
                 for name in table.column_names
                 if name not in ("uid", "group")
             }
             notes = checked(json.loads((table.schema.metadata or {}).get(_NOTES, b"{}")), dict[str, Any], str(path))
-        values = {key: column for key, column in numbers.items() if not key.startswith(_WEIGHT)}
-        weights = {key.removeprefix(_WEIGHT): column for key, column in numbers.items() if key.startswith(_WEIGHT)}
+        values = {key: column for key, column in columns.items() if not key.startswith(_WEIGHT)}
+        weights = {key.removeprefix(_WEIGHT): column for key, column in columns.items() if key.startswith(_WEIGHT)}
         return cls(uids, values, weights, groups, notes)
 
 
-def gains(ours: PerDocument, base: PerDocument) -> dict[str, Gain]:
-    """Return what a run gains over another on the same test documents, with standard errors.
+def paired_gains(ours: PerDocument, base: PerDocument) -> dict[str, Gain]:
+    """Return the gains of a run over a base on the same test documents, with standard errors.
 
-    Metrics that only one run has, or that were computed with other propensities, are left out.
+    Metrics that only one run has, or that were computed with different propensities, are left out.
 
     Args:
-        ours, base: of the same dataset; the groups are those of `ours`.
+        ours, base: contributions on the same dataset; the groups of `ours` are used.
     """
-    assert ours.uids == base.uids, "the runs were evaluated on other documents"
-    found = {}
+    assert ours.uids == base.uids, "the runs were evaluated on different documents"
+    gain_of = {}
     for metric in (metric for metric in ours.values if metric in base.values):
-        weights, theirs = ours.weights_of(metric), base.weights_of(metric)
-        if weights is not None and (theirs is None or not np.allclose(weights, theirs, rtol=1e-5)):
+        weights, base_weights = ours.weights_of(metric), base.weights_of(metric)
+        if weights is not None and (base_weights is None or not np.allclose(weights, base_weights, rtol=1e-5)):
             continue
         differences = ours.values[metric] - base.values[metric]
-        found[metric] = Gain(float(differences.mean()), standard_error(differences, ours.groups, weights))
-    return found
+        gain_of[metric] = Gain(float(differences.mean()), standard_error(differences, ours.groups, weights))
+    return gain_of
 
 
-def flat_gains(found: Mapping[str, Gain]) -> dict[str, float]:
-    """Gains under the keys of metrics.json: `gain/p_at_1`, `gain_se/p_at_1`, `gain/tail/p_at_1`, ..."""
-    points = {f"{GAIN}{metric}": gain.points for metric, gain in found.items()}
-    return points | {f"{GAIN_SE}{metric}": gain.error for metric, gain in found.items() if gain.error is not None}
+def flat_gains(gain_of: Mapping[str, Gain]) -> dict[str, float]:
+    """Return gains under the keys of metrics.json: `gain/p_at_1`, `gain_se/p_at_1`, `gain/tail/p_at_1`, ..."""
+    points = {f"{GAIN}{metric}": gain.points for metric, gain in gain_of.items()}
+    return points | {f"{GAIN_SE}{metric}": gain.error for metric, gain in gain_of.items() if gain.error is not None}

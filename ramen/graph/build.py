@@ -1,6 +1,7 @@
-"""From raw edges to the graph that is trained on: clean first, walk after (R-ICLR B; docs/method.md, Pruning).
+"""Build the training graphs from raw edges: clean, then walk (R-ICLR B; docs/method.md, Pruning).
 
-Cleaning before walking matters: a test document removed after the walk has already lent its links to others.
+Cleaning must come first: a walk over test documents would leave edges between the rows that share them, even if the
+test documents were removed afterwards.
 """
 
 from __future__ import annotations
@@ -13,17 +14,32 @@ from numpy.typing import NDArray
 
 from ramen.config import WalkConfig
 from ramen.data.dataset import AnchorSet, Texts
-from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges, remove_pairs, thin, within
-from ramen.graph.metadata import Graph, degree
+from ramen.graph.cleaning import anchors_among, anchors_of, contained_edges, remove_edges, remove_pairs, sample_edges
+from ramen.graph.metadata import Graph, Side, degree
 from ramen.graph.walk import enrich, walk
 from ramen.sampling import keyed_rng
 
+Edges = dict[Side, sp.csr_matrix]
+"""`Side` -> CSR rows x M."""
+
+MAX_NEW = 10
+"""Largest number of anchors that the walk adds to a row; original edges always stay."""
+DEGREE_CAP = 500
+"""Rows and anchors of a higher degree take no part in the walk, as in pyxclib."""
+SEED = 0
+"""Seed of the walk and of `walk.volume`."""
+
 
 @dataclass(frozen=True)
-class Built:
-    """The two graphs of an anchor set, and what was removed and added on the way."""
+class BuiltGraphs:
+    """The graphs of an anchor set.
 
-    graphs: dict[str, Graph]
+    Attributes:
+        graphs: `Side` -> graph.
+        counts: edges of each side before cleaning, after it and after the walk; anchors and edges removed.
+    """
+
+    graphs: dict[Side, Graph]
     counts: dict[str, int]
 
 
@@ -37,72 +53,78 @@ def build_set(
     y_train: sp.csr_matrix,
     unseen: NDArray[np.int64] | tuple[()] = (),
     name: str = "",
-) -> Built:
+) -> BuiltGraphs:
     """Clean and walk one anchor set.
 
     Args:
-        anchors: raw edges; test edges are not looked at.
+        anchors: raw edges; the edges of test documents are not used.
         settings: section `walk`.
         documents, labels, test: training documents, labels and test documents.
-        y_train: CSR N x L, for the strict mode `drop_label_anchors`.
-        unseen: labels that training must not see (zero-shot); like test documents they are nobody's anchor.
-        name: of the set; its share of the edges (`walk.volume`) is drawn by it.
+        y_train: CSR N x L, for `drop_label_anchors`.
+        unseen: labels that training must not see (zero-shot); their anchors are removed like those of test documents.
+        name: name of the set, part of the random stream for `walk.volume`.
 
     Returns:
-        Graphs of sides "train" (N x M) and "labels" (L x M); anchors keep their numbers even when emptied.
+        Graphs of shape N x M (documents) and L x M (labels). Removed anchors keep their columns, without edges.
     """
-    own = {"train": anchors_of(documents, anchors.texts), "labels": anchors_of(labels, anchors.texts)}
-    raw = {"train": anchors.train, "labels": anchors.labels}
-    counts = {f"{side}/raw": int(matrix.nnz) for side, matrix in raw.items()}
+    raw: Edges = {Side.DOCUMENT: anchors.train, Side.LABEL: anchors.labels}
+    self_anchors: Edges = {
+        Side.DOCUMENT: anchors_of(documents, anchors.texts),
+        Side.LABEL: anchors_of(labels, anchors.texts),
+    }
+    label_anchors = self_anchors[Side.LABEL]
+    counts = {f"{side}/raw": int(raw[side].nnz) for side in Side}
     removed = anchors_among(test, anchors.texts)
     counts["test_anchors"] = int(removed.sum())
-    if len(unseen):  # a link to such a label is often the very pair that is hidden
-        hidden = np.bincount(own["labels"][unseen].indices, minlength=len(removed)) > 0
+    if len(unseen):  # an edge to an unseen label is often the hidden pair itself
+        hidden = np.bincount(label_anchors[unseen].indices, minlength=len(removed)) > 0
         counts["unseen_anchors"] = int(hidden.sum())
         removed |= hidden
-    clean = {side: remove_edges(matrix, removed, own[side]) for side, matrix in raw.items()}
+    clean: Edges = {side: remove_edges(raw[side], removed, self_anchors[side]) for side in Side}
     if settings.drop_label_anchors:
-        clean["train"] = remove_pairs(clean["train"], y_train, own["labels"])
+        clean[Side.DOCUMENT] = remove_pairs(clean[Side.DOCUMENT], y_train, label_anchors)
     if settings.hub_cap:
         hubs = degree(clean) > settings.hub_cap
         counts["hub_anchors"] = int(hubs.sum())
-        without = {side: remove_edges(matrix, hubs, own[side]) for side, matrix in clean.items()}
-        counts["hub_edges"] = sum(clean[side].nnz - without[side].nnz for side in clean)
-        clean = without
-    if settings.volume < 1:  # last: which anchors are hubs is asked of all edges, so that less is part of more
+        without_hubs: Edges = {side: remove_edges(clean[side], hubs, self_anchors[side]) for side in Side}
+        counts["hub_edges"] = sum(clean[side].nnz - without_hubs[side].nnz for side in Side)
+        clean = without_hubs
+    if settings.volume < 1:  # after the hubs, which depend on all edges: a smaller volume then keeps a subset of edges
         clean = {
-            side: thin(matrix, settings.volume, keyed_rng(settings.seed, f"volume/{name}/{side}"))
-            for side, matrix in clean.items()
+            side: sample_edges(clean[side], settings.volume, keyed_rng(SEED, f"volume/{name}/{side}")) for side in Side
         }
-    counts |= {f"{side}/clean": int(matrix.nnz) for side, matrix in clean.items()}
-    graphs = _walked(clean, own, settings)
-    if settings.drop_label_anchors:  # the walk finds them again
-        train = graphs["train"]
-        graphs["train"] = train.select(~within(train.csr(), y_train @ own["labels"]))
-    counts |= {f"{side}/walked": graph.num_edges for side, graph in graphs.items()}
-    return Built(graphs, counts)
+    counts |= {f"{side}/clean": int(clean[side].nnz) for side in Side}
+    graphs = _walk_sides(clean, self_anchors, settings)
+    if settings.drop_label_anchors:  # the walk can add the dropped edges again
+        graph = graphs[Side.DOCUMENT]
+        graphs[Side.DOCUMENT] = graph.select(~contained_edges(graph.csr(), y_train @ label_anchors))
+    counts |= {f"{side}/walked": graphs[side].num_edges for side in Side}
+    return BuiltGraphs(graphs, counts)
 
 
-def _walked(clean: dict[str, sp.csr_matrix], own: dict[str, sp.csr_matrix], settings: WalkConfig) -> dict[str, Graph]:
-    if not settings.hops or not settings.max_new:
-        none = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
-        return {side: union(matrix, *none) for side, matrix in clean.items()}
+def _walk_sides(clean: Edges, self_anchors: Edges, settings: WalkConfig) -> dict[Side, Graph]:
+    """Add the walk's edges to both sides: `Side` -> graph."""
+    if not settings.hops:
+        no_edges = (np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
+        return {side: add_edges(clean[side], *no_edges) for side in Side}
     shares = walk(
-        sp.vstack([clean["train"], clean["labels"]], format="csr"), hops=settings.hops, restart=settings.restart,
-        top_k=settings.top_k, degree_cap=settings.degree_cap, seed=settings.seed, threads=settings.threads,
+        sp.vstack([clean[side] for side in Side], format="csr"), hops=settings.hops, restart=settings.restart,
+        top_k=settings.top_k, degree_cap=DEGREE_CAP, seed=SEED,
     )  # fmt: skip
-    return {
-        side: union(matrix, *enrich(matrix, shares, own[side], settings.max_new, settings.threads))
-        for side, matrix in clean.items()
-    }
+    return {side: add_edges(clean[side], *enrich(clean[side], shares, self_anchors[side], MAX_NEW)) for side in Side}
 
 
-def union(matrix: sp.csr_matrix, new: NDArray[np.int32], shares: NDArray[np.float32]) -> Graph:
-    """Original edges (weight 1) and new ones (weight = share), columns sorted within a row."""
-    rows, place = np.nonzero(shares)
+def add_edges(matrix: sp.csr_matrix, anchors: NDArray[np.int32], shares: NDArray[np.float32]) -> Graph:
+    """Join original edges (weight 1) and the walk's edges (weight = share) in one graph.
+
+    Args:
+        matrix: CSR rows x M, original edges.
+        anchors, shares: int32 and float32 [rows, k] from `enrich`; a share of 0 is no edge.
+    """
+    rows, columns = np.nonzero(shares)
     row = np.concatenate([np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr)), rows])
-    column = np.concatenate([matrix.indices, new[rows, place]]).astype(np.int32)
-    weight = np.concatenate([np.ones(matrix.nnz, np.float32), shares[rows, place]])
+    column = np.concatenate([matrix.indices, anchors[rows, columns]]).astype(np.int32)
+    weight = np.concatenate([np.ones(matrix.nnz, np.float32), shares[rows, columns]])
     original = np.arange(len(row)) < matrix.nnz
     order = np.lexsort((column, row))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=matrix.shape[0]))]).astype(np.int64)

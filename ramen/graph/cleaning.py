@@ -1,4 +1,4 @@
-"""Which anchors are the items themselves, and raw edges without those that must not be (docs/method.md, Pruning)."""
+"""Cleaning of raw edges: find the anchors that are items of the dataset, and remove edges (docs/method.md, Pruning)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from ramen.data.dataset import Texts
 from ramen.data.identity import shared_uids
 
 
-def thin(matrix: sp.csr_matrix, volume: float, rng: np.random.Generator) -> sp.csr_matrix:
-    """A random share of the edges; what a smaller share keeps, a larger one keeps too."""
+def sample_edges(matrix: sp.csr_matrix, volume: float, rng: np.random.Generator) -> sp.csr_matrix:
+    """Keep a random share of the edges; with the same generator, a smaller share keeps a subset of a larger one."""
     return _select(matrix, rng.random(matrix.nnz) < volume)
 
 
 def anchors_of(items: Texts, anchors: Texts) -> sp.csr_matrix:
-    """Anchors that are the item itself: CSR items x M, ones; same uid, title or text, several of one title included.
+    """Find the anchors that are the item itself: those with its uid, title or text.
 
-    Raw files without identifiers get numbered uids, so the title is what identifies a page there.
+    Raw files without identifiers get numbers as uids; there only the title identifies a page. Several anchors with the
+    same title all match.
+
+    Returns:
+        CSR items x M, ones.
     """
     shared, wanted = shared_uids(items, anchors), {*items.names, *items.texts}
     by_uid: dict[str, int] = {}
@@ -30,51 +34,61 @@ def anchors_of(items: Texts, anchors: Texts) -> sp.csr_matrix:
             by_name.setdefault(name, []).append(i)
     indptr, columns = [0], []
     for uid, name, text in zip(items.uids, items.names, items.texts, strict=True):
-        found = {*by_name.get(name, ()), *by_name.get(text, ())}
+        matches = {*by_name.get(name, ()), *by_name.get(text, ())}
         if uid in by_uid:
-            found.add(by_uid[uid])
-        columns += sorted(found)
+            matches.add(by_uid[uid])
+        columns += sorted(matches)
         indptr.append(len(columns))
     shape = (len(items), len(anchors))
     return sp.csr_matrix((np.ones(len(columns), np.float32), np.array(columns, np.int32), indptr), shape=shape)
 
 
 def anchors_among(items: Texts, anchors: Texts) -> NDArray[np.bool_]:
-    """Anchors that are one of the items, bool [M]."""
+    """Mark the anchors that are one of the items, bool [M]."""
     return np.bincount(anchors_of(items, anchors).indices, minlength=len(anchors)) > 0
 
 
 def false_negative_anchors(items: Texts, partners: Texts, pairs: sp.csr_matrix, anchors: Texts) -> sp.csr_matrix:
-    """Anchors that are the item itself or one that it truly goes with: CSR items x M.
+    """Find the anchors that stand for the item itself or for one of its true partners.
 
-    Such an anchor is no negative, whether there is an edge or not: the task pulls the item to what reads like it.
+    They must not be negatives of the item, with or without an edge: the task loss moves the item towards the same
+    texts.
 
     Args:
         items, partners: documents and labels, or labels and documents.
-        pairs: CSR items x partners, what is true in training.
-        anchors: of one set.
+        pairs: CSR items x partners, the true pairs of training.
+        anchors: anchors of one set.
+
+    Returns:
+        CSR items x M.
     """
     return sp.csr_matrix(anchors_of(items, anchors) + pairs @ anchors_of(partners, anchors))
 
 
-def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], own: sp.csr_matrix) -> sp.csr_matrix:
-    """Drop edges to the marked anchors (bool [M]) and of a row to itself (`own`, CSR rows x M, of `anchors_of`)."""
-    return _select(matrix, ~anchors[matrix.indices] & ~within(matrix, own) & (matrix.data != 0))
+def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], self_anchors: sp.csr_matrix) -> sp.csr_matrix:
+    """Remove the edges to marked anchors, and the edges of a row to itself.
+
+    Args:
+        matrix: CSR rows x M.
+        anchors: bool [M], true for an anchor to remove.
+        self_anchors: CSR rows x M from `anchors_of`, the anchors that are the row itself.
+    """
+    return _select(matrix, ~anchors[matrix.indices] & ~contained_edges(matrix, self_anchors) & (matrix.data != 0))
 
 
 def remove_pairs(matrix: sp.csr_matrix, y: sp.csr_matrix, label_anchors: sp.csr_matrix) -> sp.csr_matrix:
-    """Drop the edges from a document to an anchor that is its own label (`label_anchors`, CSR L x M)."""
-    return _select(matrix, ~within(matrix, y @ label_anchors))
+    """Remove the edges from a document to the anchors of its true labels (`label_anchors`: CSR L x M)."""
+    return _select(matrix, ~contained_edges(matrix, y @ label_anchors))
 
 
-def within(matrix: sp.csr_matrix, other: sp.csr_matrix) -> NDArray[np.bool_]:
-    """Edges that the other matrix has too, bool [edges]."""
+def contained_edges(matrix: sp.csr_matrix, other: sp.csr_matrix) -> NDArray[np.bool_]:
+    """Mark the edges of `matrix` that `other` also has, bool [edges]."""
 
-    def flat(each: sp.csr_matrix) -> NDArray[np.int64]:
-        rows = np.repeat(np.arange(each.shape[0], dtype=np.int64), np.diff(each.indptr))
-        return np.asarray(rows * each.shape[1] + each.indices)
+    def flat_indices(csr: sp.csr_matrix) -> NDArray[np.int64]:
+        rows = np.repeat(np.arange(csr.shape[0], dtype=np.int64), np.diff(csr.indptr))
+        return np.asarray(rows * csr.shape[1] + csr.indices)
 
-    return np.isin(flat(matrix), flat(other))
+    return np.isin(flat_indices(matrix), flat_indices(other))
 
 
 def _select(matrix: sp.csr_matrix, keep: NDArray[np.bool_]) -> sp.csr_matrix:

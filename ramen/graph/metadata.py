@@ -1,10 +1,12 @@
-"""Metadata graphs: the container, and its form on disk."""
+"""The metadata graph: its two sides, its container and its files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,19 +16,36 @@ from ramen.artifacts import RERUN, edges_of, listed_files, read_arrays
 from ramen.config import Sampling
 from ramen.errors import ArtifactError
 
-SIDES = ("train", "labels")
-"""The two sides of an anchor set: training documents (G_XA) and labels (G_ZA)."""
+
+class Side(StrEnum):
+    """The two sides of an anchor set: training documents (graph G_XA) and labels (graph G_ZA).
+
+    The value is the side's name in file names, counts and random streams.
+    """
+
+    DOCUMENT = "train"
+    LABEL = "labels"
+
+    @property
+    def item(self) -> Literal["document", "label"]:
+        """An item of the side, as in the name of a regulariser: "document" or "label"."""
+        return "document" if self is Side.DOCUMENT else "label"
+
+    @property
+    def role(self) -> Literal["documents", "labels"]:
+        """Role of the side's texts in a `TextTable`: "documents" or "labels"."""
+        return "documents" if self is Side.DOCUMENT else "labels"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Edges from rows (documents or labels) to the anchors of one set, in CSR order, columns sorted in a row.
+    """Edges from rows (documents or labels) to the anchors of one set, in CSR order with sorted columns.
 
     Attributes:
         indptr: int64 [rows + 1].
         indices: int32 [edges], anchor of each edge.
-        weight: float32 [edges], positive; 1 for an original edge, the walk's share for a new one.
-        original: bool [edges], true if the edge was in the cleaned raw graph.
+        weight: float32 [edges], positive; 1 for an original edge, the share of visits for an edge added by the walk.
+        original: bool [edges], true if the cleaned raw graph has the edge.
         shape: (rows, anchors).
     """
 
@@ -45,22 +64,22 @@ class Graph:
         return np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.indptr))
 
     def csr(self) -> sp.csr_matrix:
-        """Binary CSR, float32 ones."""
+        """All edges as binary CSR, float32."""
         return sp.csr_matrix((np.ones(self.num_edges, np.float32), self.indices, self.indptr), shape=self.shape)
 
     def given(self) -> sp.csr_matrix:
-        """Binary CSR of the edges that the walk did not add, float32 ones."""
+        """The original edges (without those that the walk added) as binary CSR, float32."""
         return self.select(self.original).csr()
 
     def select(self, keep: NDArray[np.bool_]) -> Graph:
-        """The graph with only the edges where `keep` (bool [edges]) is true."""
+        """Return the graph with only the edges where `keep` (bool [edges]) is true."""
         indptr = np.concatenate([[0], np.cumsum(keep)])[self.indptr].astype(np.int64)
         return replace(
             self, indptr=indptr, indices=self.indices[keep], weight=self.weight[keep], original=self.original[keep]
         )
 
     def write(self, path: Path) -> None:
-        """Write as .npz (nothing pickled)."""
+        """Write the graph as .npz, without pickled objects."""
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(
             path,
@@ -73,70 +92,75 @@ class Graph:
 
     @classmethod
     def read(cls, path: Path) -> Graph:
-        """Read what `write` wrote. Raises ArtifactError if it is missing, damaged, or no graph."""
-        found = read_arrays(path, ("indptr", "indices", "weight", "original", "shape"))
-        shape = edges_of(path, found, "weight")
-        if found["original"].dtype != bool or found["original"].shape != found["indices"].shape:
-            raise ArtifactError(f"{path}: original is not a list of {len(found['indices']):,} booleans; {RERUN}")
-        if (found["weight"] <= 0).any():
-            raise ArtifactError(f"{path}: a weight is not above 0; {RERUN}")
-        return cls(found["indptr"], found["indices"], found["weight"], found["original"], shape)
+        """Read a graph that `write` wrote. Raises ArtifactError if the file is missing, damaged or not a graph."""
+        arrays = read_arrays(path, ("indptr", "indices", "weight", "original", "shape"))
+        shape = edges_of(path, arrays, "weight")
+        if arrays["original"].dtype != bool or arrays["original"].shape != arrays["indices"].shape:
+            raise ArtifactError(
+                f"{path}: original is {arrays['original'].dtype} of shape {arrays['original'].shape}, "
+                f"expected {len(arrays['indices']):,} booleans; {RERUN}"
+            )
+        if (arrays["weight"] <= 0).any():
+            raise ArtifactError(f"{path}: a weight is not positive; {RERUN}")
+        return cls(arrays["indptr"], arrays["indices"], arrays["weight"], arrays["original"], shape)
 
 
 def neighbour_means(edges: sp.csr_matrix, vectors: NDArray[np.float32], prior: float = 0.0) -> NDArray[np.float32]:
-    """Mean of each row's neighbours, by the edges' weights: float32 [rows, D], 0 for a row without any.
+    """Return the weighted mean of each row's neighbours.
 
     Args:
-        edges: CSR rows x n, weights not negative.
+        edges: CSR rows x n, non-negative edge weights.
         vectors: float32 [n, D].
-        prior: weight of a zero vector beside them: the mean shrinks where few say something.
+        prior: weight of an additional zero vector in each mean; it shrinks the mean of a row with few neighbours.
+
+    Returns:
+        float32 [rows, D]; 0 for a row without neighbours.
     """
     return np.asarray((edges @ vectors) / np.maximum(np.asarray(edges.sum(1)) + prior, 1e-12), np.float32)
 
 
-def degree(sides: Mapping[str, Graph | sp.csr_matrix]) -> NDArray[np.int64]:
-    """Edges per anchor over both sides, int64 [M]."""
+def degree(sides: Mapping[Side, Graph | sp.csr_matrix]) -> NDArray[np.int64]:
+    """Return the edges per anchor over both sides, int64 [M]."""
     per_side = np.array([np.bincount(side.indices, minlength=side.shape[1]) for side in sides.values()], np.int64)
     return np.asarray(per_side.sum(0), np.int64)
 
 
-def drawing_weights(sides: Mapping[str, Graph], sampling: Sampling) -> NDArray[np.float64] | None:
-    """Weights by which a set's anchors are drawn: float64 [M], None for uniform."""
+def drawing_weights(sides: Mapping[Side, Graph], sampling: Sampling) -> NDArray[np.float64] | None:
+    """Return the sampling weights of a set's anchors: float64 [M], None for uniform."""
     return None if sampling == "uniform" else inverse_sqrt_degree(sides)
 
 
-def inverse_sqrt_degree(sides: Mapping[str, Graph]) -> NDArray[np.float64]:
-    """1 / sqrt(edges on both sides) of each of a set's anchors, float64 [M]: what all share says little."""
+def inverse_sqrt_degree(sides: Mapping[Side, Graph]) -> NDArray[np.float64]:
+    """Return 1 / sqrt(degree over both sides) of each anchor, float64 [M]: anchors that many rows share say little."""
     return np.asarray(1.0 / np.sqrt(np.maximum(degree(sides), 1)), np.float64)
 
 
-Graphs = Mapping[str, Mapping[str, Graph]]
-"""anchor set -> side ("train" or "labels") -> graph."""
+Graphs = Mapping[str, Mapping[Side, Graph]]
+"""Anchor set -> side -> graph."""
 
 
 def write_graphs(path: Path, graphs: Graphs) -> None:
-    """Write `<set>/{train,labels}.npz` under `path` (a draft of the artifact `graph` or `pruned_graph`)."""
+    """Write `<set>/{train,labels}.npz` below `path`, a draft of the artifact `graph` or `pruned_graph`."""
     for name, sides in graphs.items():
-        for side in SIDES:
+        for side in Side:
             sides[side].write(path / name / f"{side}.npz")
 
 
-def read_graphs(path: Path) -> dict[str, dict[str, Graph]]:
-    """Read all graphs under `path`, anchor sets in alphabetical order; folders that ramen did not write are ignored.
+def read_graphs(path: Path) -> dict[str, dict[Side, Graph]]:
+    """Read all graphs below `path`, anchor sets in alphabetical order; folders that ramen did not write are ignored.
 
     Raises:
         ArtifactError: a graph is missing or damaged, or the sides of a set have different numbers of anchors.
     """
-    sides = {f"{side}.npz" for side in SIDES}
+    files = {f"{side}.npz" for side in Side}
     parts = [name.split("/") for name in listed_files(path)]
-    graphs = {
-        name: {side: Graph.read(path / name / f"{side}.npz") for side in SIDES}
-        for name in sorted({name for name, *file in parts if len(file) == 1 and file[0] in sides})
-    }
-    for name, (train, labels) in ((name, (both[side] for side in SIDES)) for name, both in graphs.items()):
-        if train.shape[1] != labels.shape[1]:
+    names = sorted({name for name, *file in parts if len(file) == 1 and file[0] in files})
+    graphs = {name: {side: Graph.read(path / name / f"{side}.npz") for side in Side} for name in names}
+    for name, sides in graphs.items():
+        documents, labels = (sides[side].shape[1] for side in Side)
+        if documents != labels:
             raise ArtifactError(
-                f"{path / name}: its sides have {train.shape[1]:,} and {labels.shape[1]:,} anchors, expected as many; "
+                f"{path / name}: train.npz has {documents:,} anchors, labels.npz {labels:,}; expected equal numbers; "
                 f"{RERUN}"
             )
     return graphs

@@ -1,4 +1,4 @@
-"""Stage `build-graph`: clean the raw metadata graphs, walk them, write what is trained on."""
+"""Stage `build-graph`: clean the raw metadata graphs, walk them and write the training graphs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from ramen.config import WalkConfig
 from ramen.data.dataset import Dataset
 from ramen.errors import warn
 from ramen.graph.build import build_set
-from ramen.graph.metadata import Graph, write_graphs
+from ramen.graph.metadata import Graph, Side, write_graphs
 from ramen.tracking import Tracker
 
 HUBS_SHARE = 0.75
-"""More of a set's edges than this lost to `walk.hub_cap` is worth a warning."""
+"""A warning is printed when `walk.hub_cap` removes more than this share of a set's edges."""
 
 
 def build_graph(*, dataset: Artifact, graph: Draft, walk: WalkConfig, track: Tracker) -> dict[str, float]:
     """Build the graphs of every anchor set.
 
     Returns:
-        Edges before, after cleaning and after walking as `<set>/<side>/<state>`, and what was removed.
+        `<set>/<side>/raw`, `clean` and `walked`: edges before cleaning, after it and after the walk; `<set>/<count>`:
+        anchors and edges that were removed.
     """
     problem = Dataset.read(dataset.path)
-    graphs: dict[str, dict[str, Graph]] = {}
+    graphs: dict[str, dict[Side, Graph]] = {}
     metrics: dict[str, float] = {}
     for name, anchors in problem.anchor_sets.items():
         built = build_set(
@@ -34,20 +35,21 @@ def build_graph(*, dataset: Artifact, graph: Draft, walk: WalkConfig, track: Tra
         graph.counts[name] = built.counts
         metrics |= {f"{name}/{key}": float(value) for key, value in built.counts.items()}
         print(f"build-graph {name} {_summary(built.counts)}", file=sys.stderr, flush=True)
-        _warn(name, built.counts, walk)
+        _warn_if_unusable(name, built.counts, walk)
     write_graphs(graph.path, graphs)
     return metrics
 
 
-def _warn(name: str, counts: dict[str, int], walk: WalkConfig) -> None:
-    """Training goes on without a set that is empty, or whose anchors are all hubs: better that somebody knows."""
-    edges, hubs = counts["train/raw"] + counts["labels/raw"], counts.get("hub_edges", 0)
+def _warn_if_unusable(name: str, counts: dict[str, int], walk: WalkConfig) -> None:
+    """Warn about a set without edges, or with hubs only: training ignores such a set without an error."""
+    edges, hub_edges = counts["train/raw"] + counts["labels/raw"], counts.get("hub_edges", 0)
     if not edges:
         warn(f"anchor set {name}: no edges")
-    elif hubs > HUBS_SHARE * edges:
-        cap = f"{counts['hub_anchors']} anchors that have more than walk.hub_cap = {walk.hub_cap}"
-        told = f"{hubs} of {edges} edges are left out, those of {cap}; raise it if they say something"
-        warn(f"anchor set {name}: {told}")
+    elif hub_edges > HUBS_SHARE * edges:
+        warn(
+            f"anchor set {name}: {hub_edges} of {edges} edges removed: they belong to {counts['hub_anchors']} anchors "
+            f"with more than walk.hub_cap = {walk.hub_cap}; raise it if these anchors are informative"
+        )
 
 
 def _summary(counts: dict[str, int]) -> str:

@@ -20,7 +20,9 @@ from ramen.errors import ArtifactError, ConfigError, RamenError
 from ramen.retrieval import faiss_threads, load_faiss
 
 MAX_SINGLE_THREAD_LABELS = 100_000
-"""With `index.build_threads = 0`, larger indexes are built by all cores."""
+"""Up to so many labels, one thread builds the index, which gives the same bytes every time; then all cores do."""
+HNSW_LINKS, EF_CONSTRUCTION = 32, 200
+"""Links per node of the HNSW graph, and candidates while building it."""
 MAX_FLAT_LABELS = 10_000
 """`index.kind = auto` uses exact search up to this size: one or two milliseconds per query."""
 MIN_LABELS_PER_LIST = 39
@@ -37,7 +39,7 @@ def choose_kind(labels: int, width: int, settings: IndexConfig) -> str:
     if labels <= MAX_FLAT_LABELS:
         return "flat"
     # the vector, 2 M links of 4 bytes in the bottom layer, and on average M / 4 links in the layers above
-    label_bytes = 4 * width + 4 * (2 * settings.hnsw_m + settings.hnsw_m // 4)
+    label_bytes = 4 * width + 4 * (2 * HNSW_LINKS + HNSW_LINKS // 4)
     return "hnsw" if labels * label_bytes <= settings.memory_gb * 1e9 else "ivf"
 
 
@@ -52,7 +54,7 @@ def factory_string(labels: int, width: int, settings: IndexConfig) -> str:
     if kind == "flat":
         return "Flat"
     if kind == "hnsw":
-        return f"HNSW{settings.hnsw_m},Flat"
+        return f"HNSW{HNSW_LINKS},Flat"
     if kind != "ivf":
         return kind
     list_count = max(1, min(round(4 * labels**0.5), labels // MIN_LABELS_PER_LIST))
@@ -110,10 +112,10 @@ def build_index(labels_LD: NDArray[np.float32], settings: IndexConfig) -> Any:
     recipe = factory_string(count, width, settings)
     labels_LD = np.ascontiguousarray(labels_LD)
     description = f"index {recipe!r} of {count:,} labels of width {width}"
-    with faiss_threads(thread_count(count, settings)), _explain_faiss_errors(settings.kind, description):
+    with faiss_threads(thread_count(count)), _explain_faiss_errors(settings.kind, description):
         index = faiss.index_factory(width, recipe, faiss.METRIC_INNER_PRODUCT)
         if isinstance(index, faiss.IndexHNSW):
-            index.hnsw.efConstruction = settings.ef_construction
+            index.hnsw.efConstruction = EF_CONSTRUCTION
             index.hnsw.efSearch = settings.ef_search
         index = _train_and_fill(faiss, index, labels_LD)
     if settings.nprobe and (lists := get_inverted_lists(index)) is not None:
@@ -164,7 +166,7 @@ def update_index(index: Any, keep: NDArray[np.int64], new_nD: NDArray[np.float32
     Raises:
         RamenError: this kind of index cannot reconstruct its vectors.
     """
-    with faiss_threads(thread_count(len(keep) + len(new_nD), IndexConfig())):
+    with faiss_threads(thread_count(len(keep) + len(new_nD))):
         if len(keep) < index.ntotal:
             try:
                 if (lists := get_inverted_lists(index)) is not None:
@@ -182,10 +184,8 @@ def update_index(index: Any, keep: NDArray[np.int64], new_nD: NDArray[np.float32
     return index
 
 
-def thread_count(labels: int, settings: IndexConfig) -> int:
+def thread_count(labels: int) -> int:
     """Return the number of threads that build an index over `labels` labels; 1 gives reproducible bytes."""
-    if settings.build_threads:
-        return settings.build_threads
     return 1 if labels <= MAX_SINGLE_THREAD_LABELS else (os.cpu_count() or 1)
 
 

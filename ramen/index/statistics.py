@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import ramen
 from ramen.config import IndexConfig
-from ramen.index.build import choose_kind, factory_string, get_inverted_lists
+from ramen.index.build import EF_CONSTRUCTION, HNSW_LINKS, choose_kind, factory_string, get_inverted_lists
 from ramen.index.retriever import DEFAULT_K, Retriever
 from ramen.retrieval import load_faiss
 
@@ -20,6 +20,9 @@ Item = TypeVar("Item")
 
 LATENCY_SAMPLE = 100
 """Queries that are timed, one at a time."""
+
+RECALL_DEPTH = 10
+"""Depth at which ANN recall is measured against exact retrieval."""
 
 
 def sample_evenly(items: Sequence[Item], size: int) -> list[Item]:
@@ -41,7 +44,7 @@ def index_facts(index: Any, settings: IndexConfig, labels_LD: NDArray[np.float32
         "dimension": int(width),
     }
     if facts["kind"] == "hnsw":
-        facts |= {"m": settings.hnsw_m, "ef_construction": settings.ef_construction, "ef_search": settings.ef_search}
+        facts |= {"m": HNSW_LINKS, "ef_construction": EF_CONSTRUCTION, "ef_search": settings.ef_search}
     if (lists := get_inverted_lists(index)) is not None:
         facts |= {"lists": int(lists.nlist), "nprobe": int(lists.nprobe)}
     return facts

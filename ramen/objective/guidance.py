@@ -1,10 +1,10 @@
-"""What an oracle's vectors add to the loss (MOGIC, M-blog).
+"""Loss terms of an oracle that guides the student (MOGIC, M-blog).
 
-The oracle is a dual encoder that reads metadata beside the texts. Its vectors are computed once and never change; the
-student's documents must rank the oracle's labels, the oracle's documents the student's labels, and both are drawn to
-the oracle's.
+The oracle is a dual encoder that reads metadata in addition to the texts. Its vectors are computed once and stay fixed.
+The student's documents must rank the oracle's labels, the oracle's documents must rank the student's labels, and the
+student's vectors are regularised towards the oracle's.
 
-Letters: B documents of a step, L its distinct labels, D width.
+Letters: B documents of a step, L distinct labels of the step, D width.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ramen.objective.triplet import Triplet
 ALIGN_DOCUMENTS, ALIGN_LABELS = "align_documents", "align_labels"
 MATCH_DOCUMENTS, MATCH_LABELS = "match_documents", "match_labels"
 TERMS = (ALIGN_DOCUMENTS, ALIGN_LABELS, MATCH_DOCUMENTS, MATCH_LABELS)
-"""The four terms: which of the oracle's vectors take part."""
+"""The four terms; each name ends with the side whose oracle vectors it uses."""
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """What the oracle says, unit norm, row by row of the dataset.
+    """The oracle's vectors in the order of the dataset, unit norm.
 
     Attributes:
         documents: float16 [N, D], all training documents.
@@ -41,15 +41,15 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Guidance:
-    """The terms of a step that have a weight.
+    """Computes the terms of a step that have a positive weight.
 
     Attributes:
-        oracle: its vectors; they take no gradient.
-        triplet: the loss of the two rankings, that of the regularisers.
-        distance: "l2", the mean norm of the differences (as printed, but for a mean over rows in the place of a sum,
-            so that a weight means the same for every batch size); "mse", the mean over all elements of their squares
-            (as released).
-        weights: term -> weight; those of 0 are not computed.
+        oracle: the oracle's vectors; they get no gradient.
+        triplet: loss of the two ranking terms, the same as of the regularisers.
+        distance: distance of the two matching terms. "l2": mean norm of the differences (as in the paper, with a mean
+            over rows instead of a sum, so that a weight has the same effect at every batch size); "mse": mean squared
+            difference over all elements (as in the released code).
+        weights: term -> weight; terms with weight 0 are not computed.
     """
 
     oracle: Oracle
@@ -66,26 +66,29 @@ class Guidance:
         positive_B: Tensor,
         mask_BL: Tensor,
     ) -> dict[str, Tensor]:
-        """Unweighted terms, by name: float32 scalars.
+        """Compute the terms without their weights.
 
         Args:
             documents, labels: int64 [B] and [L], rows of the oracle's tables.
-            x_BD, z_LD: float [B, D] and [L, D], the student's vectors of the same, unit norm.
+            x_BD, z_LD: float [B, D] and [L, D], the student's vectors of these documents and labels, unit norm.
             positive_B: int64 [B], column of the sampled positive.
             mask_BL: bool [B, L], true for every true or ignored label.
+
+        Returns:
+            Term -> float32 scalar.
         """
         x, z = x_BD.float(), z_LD.float()
         oracle_x, oracle_z = _rows(self.oracle.documents, documents, x), _rows(self.oracle.labels, labels, z)
         terms: dict[str, Callable[[], Tensor]] = {
             ALIGN_DOCUMENTS: lambda: self.triplet(oracle_x @ z.T, positive_B, mask_BL),
             ALIGN_LABELS: lambda: self.triplet(x @ oracle_z.T, positive_B, mask_BL),
-            MATCH_DOCUMENTS: lambda: self._apart(x, oracle_x),
-            MATCH_LABELS: lambda: self._apart(z, oracle_z),
+            MATCH_DOCUMENTS: lambda: self._mean_distance(x, oracle_x),
+            MATCH_LABELS: lambda: self._mean_distance(z, oracle_z),
         }
         return {name: term() for name, term in terms.items() if self.weights[name] > 0}
 
-    def _apart(self, ours_nD: Tensor, theirs_nD: Tensor) -> Tensor:
-        difference_nD = ours_nD - theirs_nD
+    def _mean_distance(self, student_nD: Tensor, oracle_nD: Tensor) -> Tensor:
+        difference_nD = student_nD - oracle_nD
         if self.distance == "mse":
             return difference_nD.square().mean()
         norm_n: Tensor = torch.linalg.vector_norm(difference_nD, dim=1)
@@ -93,5 +96,5 @@ class Guidance:
 
 
 def _rows(table: NDArray[np.float16], rows: NDArray[np.int64], like: Tensor) -> Tensor:
-    """Rows of a table that may lie on the disk: float32 [rows, D], on the device of `like`."""
+    """Read rows of a table that may be memory-mapped: float32 [rows, D], on the device of `like`."""
     return torch.from_numpy(table[rows].astype(np.float32)).to(like.device)

@@ -1,4 +1,4 @@
-"""The triplet loss over a matrix of scores, with one reduction for every term (R-ICLR 3, ngame).
+"""The triplet loss over a matrix of scores (R-ICLR 3, ngame).
 
 Letters: B rows (documents or labels), N candidates (labels or anchors).
 """
@@ -13,24 +13,22 @@ from torch import Tensor
 
 Reduction = Literal["softmax", "mean", "sum_all"]
 
-_NEVER = -1e4
-"""Score of a candidate that must not count: far below any cosine, yet finite in bf16."""
+_EXCLUDED = -1e4
+"""Score of an excluded candidate: far below any cosine, but finite in bf16."""
 
 
 @dataclass(frozen=True)
 class Triplet:
-    """`max(0, s_negative - s_positive + margin)` over unmasked negatives, reduced to a number.
-
-    Reductions: "softmax" keeps the `hardest` negatives of a row, weights the violating ones by
-    softmax(score / temperature), sums them and averages over rows (NGAME, OAK, DEXA; gradients also flow through the
-    weights, as there); "mean" averages over a row's unmasked negatives, then over rows; "sum_all" is the papers'
-    literal sum over all pairs.
+    """`max(0, s_negative - s_positive + margin)` over unmasked negatives, reduced to a scalar.
 
     Attributes:
         margin: gamma, in cosine units.
-        hardest: negatives kept per row by "softmax"; 0 = all.
+        hardest: number of negatives per row that "softmax" keeps; 0 = all.
         temperature: tau of "softmax".
-        reduction: one of the three.
+        reduction: "softmax" keeps the hardest negatives of a row, weights those that violate the margin by
+            softmax(score / temperature), sums them and averages over rows (NGAME, OAK, DEXA; as there, gradients also
+            flow through the weights). "mean" averages over a row's unmasked negatives, then over rows. "sum_all" sums
+            over all pairs, as the papers' formulas do.
     """
 
     margin: float = 0.3
@@ -39,16 +37,15 @@ class Triplet:
     reduction: Reduction = "softmax"
 
     def __call__(self, scores_BN: Tensor, positive_B: Tensor, mask_BN: Tensor) -> Tensor:
-        """Loss of the given rows.
+        """Compute the loss.
 
         Args:
             scores_BN: float [B, N] cosines.
             positive_B: int64 [B], column of each row's sampled positive.
-            mask_BN: bool [B, N], true where a candidate is a positive or to be ignored (the sampled positive is
-                masked in any case).
+            mask_BN: bool [B, N], true for positives and ignored candidates; the sampled positive is always masked.
 
         Returns:
-            float32 scalar; 0, connected to the graph, if there is no row or no negative.
+            float32 scalar; 0 (connected to the graph) if there is no row or no negative.
         """
         if scores_BN.numel() == 0:
             return scores_BN.float().sum()
@@ -63,10 +60,10 @@ class Triplet:
         return (hinge_BN.sum(1) / (~mask_BN).sum(1).clamp_min(1)).mean()
 
     def _softmax(self, scores_BN: Tensor, positive_B1: Tensor, mask_BN: Tensor) -> Tensor:
-        hard_BK = scores_BN.masked_fill(mask_BN, _NEVER)
+        hard_BK = scores_BN.masked_fill(mask_BN, _EXCLUDED)
         if 0 < self.hardest < hard_BK.shape[1]:
             hard_BK = hard_BK.topk(self.hardest, dim=1).values
         hinge_BK = (hard_BK - positive_B1 + self.margin).clamp_min(0.0)
-        # non-violators get no mass; a row without violators has hinge 0 everywhere, so its weights do not matter
-        weight_BK = torch.softmax(hard_BK.masked_fill(hinge_BK == 0, _NEVER) / self.temperature, dim=1)
+        # only violating negatives get weight; without violations all hinges are 0 and the weights do not matter
+        weight_BK = torch.softmax(hard_BK.masked_fill(hinge_BK == 0, _EXCLUDED) / self.temperature, dim=1)
         return (weight_BK * hinge_BK).sum(1).mean()

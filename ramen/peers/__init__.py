@@ -1,7 +1,7 @@
-"""Peers: what a user would otherwise choose, ranked and measured on the same split as a trained model.
+"""Peers: alternative methods (TF-IDF, sentence-transformers, XR-Linear, ...), evaluated on the same split as RAMEN.
 
 A peer is a module with a function `fit(task)`, which trains on the dataset's training documents and returns a function
-that ranks the test documents. Filter, candidates and metrics are those of a trained model.
+that ranks the test documents. Filters, candidates and metrics are the same as for a trained model.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ramen import config
 from ramen.data.dataset import Dataset
 
 Rank = Callable[[], tuple[NDArray[np.int64], NDArray[np.float32]]]
-"""Ranks the test documents: int64 [N', retrieve] label ids, best first, padded with L; float32 scores, padded with
--inf. Filtered pairs are still in it."""
+"""Ranks the test documents without filters: label ids int64 [N', retrieve], best first, padded with L; scores
+float32 of the same shape, padded with -inf."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a peer is given.
+    """Input of a peer.
 
     Attributes:
-        problem: the dataset; anchor sets are not used.
-        encoder, training, scoring: config sections; a peer reads those that `Peer.sections` names.
+        problem: the dataset; peers do not use its anchor sets.
+        encoder, training, scoring: config sections; a peer reads those in `Peer.sections`.
         work: an empty folder for temporary files.
-        seconds: time limit of training, for a peer that is `timed`.
+        seconds: time limit of training for peers with `timed`.
     """
 
     problem: Dataset
@@ -44,14 +44,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Peer:
-    """One peer.
+    """A peer and its requirements.
 
     Attributes:
         module: module with `fit(task) -> Rank`.
-        sections: config sections that its result depends on.
-        packages: packages that it imports, outside ramen's own dependencies.
-        timed: it trains for a given time.
-        pecos: it runs in the interpreter that has libpecos.
+        sections: config sections that the result depends on.
+        packages: required packages that are not dependencies of ramen.
+        timed: true if the peer trains for a given time.
+        pecos: true if the peer runs in the interpreter with libpecos.
     """
 
     module: str
@@ -61,12 +61,12 @@ class Peer:
     pecos: bool = False
 
     def fit(self, task: Task) -> Rank:
-        """Train on the training documents; returns the function that ranks the test documents."""
+        """Train on the training documents and return the function that ranks the test documents."""
         rank: Rank = importlib.import_module(self.module).fit(task)
         return rank
 
     def obstacle(self) -> str:
-        """Why the peer cannot run here and what to do; empty if it can."""
+        """Return why the peer cannot run here and what to do; empty if it can run."""
         if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
             return f"{missing[0]} is not installed: pip install 'ramen[peers]'"
         if self.pecos:
@@ -76,17 +76,17 @@ class Peer:
         return ""
 
 
-TRAINED = ("encoder", "training", "scoring")
+ENCODER_SECTIONS = ("encoder", "training", "scoring")
 PEERS = {
     "tfidf": Peer("ramen.peers.tfidf"),
     "untrained": Peer("ramen.peers.untrained", ("encoder", "scoring")),
     "sentence-transformers": Peer(
         "ramen.peers.sentence_transformers_trainer",
-        TRAINED,
+        ENCODER_SECTIONS,
         ("sentence_transformers", "datasets", "accelerate"),
         timed=True,
     ),
     "xr-linear": Peer("ramen.peers.xr_linear", ("training", "scoring"), pecos=True),
-    "xr-transformer": Peer("ramen.peers.xr_transformer", TRAINED, pecos=True),
+    "xr-transformer": Peer("ramen.peers.xr_transformer", ENCODER_SECTIONS, pecos=True),
 }
-"""Name -> peer."""
+"""Peer name -> peer."""

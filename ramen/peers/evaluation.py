@@ -1,4 +1,4 @@
-"""Evaluating a peer: the same filter, metrics and files as of a trained model."""
+"""Evaluation of a peer, with the filters, metrics and files of a trained model."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ramen.peers import PEERS, Rank, Task
 
 
 def rank_test_documents(task: Task, rank: Rank) -> Ranking:
-    """The first 100 labels of each test document, filtered pairs removed."""
+    """Return the first 100 labels of each test document after removal of filtered pairs."""
     return Ranking(*apply_filter(*rank(), task.problem.filter_test, DEPTH))
 
 
 def evaluate_peer(name: str, task: Task, evaluation: Draft) -> tuple[dict[str, float], float]:
-    """Train a peer, evaluate it and write the files of an `evaluation` artifact, without a report.
+    """Train and evaluate a peer, and write the files of an `evaluation` artifact without a report.
 
     Args:
         name: a key of `PEERS`.
-        task: dataset and settings.
+        task: input of the peer.
         evaluation: the artifact to fill.
 
     Returns:
-        Metrics in percent, and the seconds of training.
+        Metrics in percent, and the training time in seconds.
     """
     start = time.monotonic()
     rank = PEERS[name].fit(task)
@@ -33,6 +33,6 @@ def evaluate_peer(name: str, task: Task, evaluation: Draft) -> tuple[dict[str, f
     ranking = rank_test_documents(task, rank)
     measured = measure_ranking(task.problem, ranking, task.scoring)
     write_tables(evaluation.path, task.problem, measured, task.scoring, None)
-    write_predictions(evaluation.path / PREDICTIONS, task.problem, ranking, task.scoring.chunk)
+    write_predictions(evaluation.path / PREDICTIONS, task.problem, ranking)
     evaluation.counts.update(counts(task.problem, measured, task.scoring))
     return measured.metrics, seconds

@@ -1,7 +1,8 @@
-"""sentence-transformers' own trainer: MultipleNegativesRankingLoss with mined hard negatives, for a given time.
+"""The trainer of sentence-transformers: MultipleNegativesRankingLoss with mined hard negatives, for a given time.
 
-Same start weights, text length, batch size, optimiser settings, precision and held-out documents as RAMEN. The
-time limit covers loading, mining and training; the learning rate follows the clock and reaches 0 at the limit.
+Initial weights, text length, batch size, optimiser settings, precision and held-out documents are those of RAMEN. The
+time limit includes loading, mining and training; the learning rate depends on the remaining time and reaches 0 at the
+limit.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import use_bf16
 from ramen.peers import Rank, Task
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 from ramen.training.heldout import split_held_out
+from ramen.training.setup import ADAM_EPS
+from ramen.training.trainer import CLIP_NORM
 
 EMBED_BATCH = 256
-NEVER = 1 << 30
-"""Steps after which training would end without a time limit."""
+MAX_STEPS = 1 << 30
+"""Step limit, never reached: the time limit ends training."""
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Stops training at the time limit, and tells the share of the time that is left.
+    """Stops training at the time limit and computes the learning rate from the remaining time.
 
     Args:
-        seconds: the limit, counted from now.
-        warmup: steps of linear rise of the learning rate.
+        seconds: time limit, starting now.
+        warmup: number of steps in which the learning rate rises linearly.
     """
 
     def __init__(self, seconds: float, warmup: int) -> None:
@@ -49,9 +52,9 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         self.start = 0.0
 
     def learning_rate(self, step: int) -> float:
-        """Factor of the peak learning rate: linear rise over the first steps, then linear decay in time."""
-        left = (self.deadline - time.monotonic()) / max(self.deadline - self.start, 1e-9)
-        return min(max(left, 0.0), (step + 1) / (self.warmup + 1))
+        """Return the factor of the peak learning rate: linear rise in steps, then linear decay in time."""
+        remaining = (self.deadline - time.monotonic()) / max(self.deadline - self.start, 1e-9)
+        return min(max(remaining, 0.0), (step + 1) / (self.warmup + 1))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.start = time.monotonic()
@@ -61,21 +64,21 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
 
 class TimedTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
-    """The trainer with a learning rate that follows a clock."""
+    """Trainer with the learning rate of a `Clock`."""
 
     def __init__(self, clock: Clock, **kwargs: Any) -> None:
         super().__init__(callbacks=[clock], **kwargs)
         self.clock = clock
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """As of the trainer."""
+        """See the base class."""
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.clock.learning_rate)
         return self.lr_scheduler
 
 
 def fit(task: Task) -> Rank:
-    """Mine negatives with the start weights, then train until the time is over."""
-    problem, training, scoring = task.problem, task.training, task.scoring
+    """Mine negatives with the initial weights, then train until the time limit."""
+    problem, training = task.problem, task.training
     clock = Clock(task.seconds, training.lr_warmup_steps)
     datasets.disable_progress_bars()
     load_encoder(task.encoder.name, task.encoder, "cpu").save(task.work / "start")
@@ -98,11 +101,11 @@ def fit(task: Task) -> Rank:
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(task.work / "trainer"),
         per_device_train_batch_size=training.batch_size,
-        max_steps=NEVER,
+        max_steps=MAX_STEPS,
         learning_rate=training.lr,
         weight_decay=training.weight_decay,
-        adam_epsilon=training.adam_eps,
-        max_grad_norm=training.clip_norm,
+        adam_epsilon=ADAM_EPS,
+        max_grad_norm=CLIP_NORM,
         bf16=bf16,
         use_cpu=device == "cpu",
         batch_sampler="no_duplicates",
@@ -117,9 +120,9 @@ def fit(task: Task) -> Rank:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    done = trainer.state.global_step
-    share = done * training.batch_size / len(rows)
-    print(f"sentence-transformers: {done} steps in {task.seconds:.0f} s, {share:.1f} epochs", file=sys.stderr)
+    steps = trainer.state.global_step
+    epochs = steps * training.batch_size / len(rows)
+    print(f"sentence-transformers: {steps} steps in {task.seconds:.0f} s, {epochs:.1f} epochs", file=sys.stderr)
     model.eval()
 
     def rank() -> Any:
@@ -128,13 +131,13 @@ def fit(task: Task) -> Rank:
                 model.encode(texts.texts, batch_size=EMBED_BATCH, show_progress_bar=False).astype(np.float32)
                 for texts in (problem.test, problem.labels)
             )
-        return search(documents, labels, scoring.retrieve, scoring.chunk, problem.candidates)
+        return search(documents, labels, RETRIEVED, candidates=problem.candidates)
 
     return rank
 
 
 def training_pairs(problem: Dataset, documents: Any) -> datasets.Dataset:
-    """Every positive pair of the given training documents as texts `anchor`, `positive`."""
+    """Return all positive pairs of the given training documents as columns `anchor` and `positive` (texts)."""
     pairs = problem.positives[documents].tocoo()
     kept = ~np.isin(pairs.col, problem.unseen)
     return datasets.Dataset.from_dict(

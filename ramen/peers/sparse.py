@@ -1,4 +1,4 @@
-"""Exact retrieval with sparse vectors: the k labels of the largest inner product, without a dense matrix.
+"""Exact retrieval with sparse vectors: the k labels with the largest inner product, without a dense matrix.
 
 Letters: N' documents, L labels, V terms, k depth.
 """
@@ -13,21 +13,21 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 BLOCKS_PER_THREAD = 4
-"""Documents are split into this many blocks per thread; each running block holds two arrays of length L."""
+"""Blocks of documents per thread; each running block holds two arrays of length L."""
 
 
 def search_sparse(
     documents: sp.csr_matrix, labels: sp.csr_matrix, k: int, candidates: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Find the k labels of the largest inner product with each document, exactly.
+    """Find the k labels with the largest inner product with each document, exactly.
 
-    Labels that share no term with a document are not ranked. Equal scores are ordered by lower label id.
+    Labels that share no term with a document are not ranked. Equal scores are ordered by label id.
 
     Args:
-        documents: CSR N' x V, no negative values.
-        labels: CSR L x V, no negative values.
+        documents: CSR N' x V, non-negative.
+        labels: CSR L x V, non-negative.
         k: labels per document.
-        candidates: int64 ascending, the labels that compete; None = all.
+        candidates: int64 ascending, the labels that may be retrieved; None = all.
 
     Returns:
         int64 [N', k] label ids, best first, padded with L; float32 [N', k] scores, padded with -inf.
@@ -56,37 +56,37 @@ def _search(
     row_start: Any, terms: Any, weights: Any, term_start: Any, labels: Any, values: Any,
     num_labels: Any, bounds: Any, indices: Any, scores: Any,
 ) -> None:  # fmt: skip
-    """Add up the scores of the labels that share a term with a document, and select the first k."""
+    """Add up the scores of the labels that share a term with a document and select the best k."""
     k = indices.shape[1]
     for block in numba.prange(len(bounds) - 1):
         total = np.zeros(num_labels, np.float32)
         touched = np.empty(num_labels, np.int64)
         for row in range(bounds[block], bounds[block + 1]):
             count = 0
-            for place in range(row_start[row], row_start[row + 1]):
-                term, weight = terms[place], weights[place]
+            for entry in range(row_start[row], row_start[row + 1]):
+                term, weight = terms[entry], weights[entry]
                 for posting in range(term_start[term], term_start[term + 1]):
                     label = labels[posting]
                     if total[label] == 0:
                         touched[count] = label
                         count += 1
                     total[label] += weight * values[posting]
-            found = touched[:count]
+            best = touched[:count]
             if count > k:
-                found = _first(found, total, k)
-            found = np.sort(found)
-            order = np.argsort(-total[found], kind="mergesort")
-            for rank in range(len(found)):
-                indices[row, rank] = found[order[rank]]
-                scores[row, rank] = total[found[order[rank]]]
+                best = _select_best(best, total, k)
+            best = np.sort(best)
+            order = np.argsort(-total[best], kind="mergesort")
+            for rank in range(len(best)):
+                indices[row, rank] = best[order[rank]]
+                scores[row, rank] = total[best[order[rank]]]
             for i in range(count):
                 total[touched[i]] = 0
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _first(found: Any, total: Any, k: Any) -> Any:
-    """The k labels of the largest totals, ties at the cut by lower id."""
-    least = np.partition(total[found], len(found) - k)[len(found) - k]
-    above = found[total[found] > least]
-    equal = np.sort(found[total[found] == least])
+def _select_best(labels: Any, total: Any, k: Any) -> Any:
+    """Return the k labels with the largest totals, ties at the cut by label id."""
+    threshold = np.partition(total[labels], len(labels) - k)[len(labels) - k]
+    above = labels[total[labels] > threshold]
+    equal = np.sort(labels[total[labels] == threshold])
     return np.concatenate((above, equal[: k - len(above)]))

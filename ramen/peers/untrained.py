@@ -1,4 +1,4 @@
-"""The configured encoder before training: cosine of document and label text."""
+"""The configured encoder before training: cosine between document text and label text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ramen.encoder.loading import load_encoder
 from ramen.peers import Rank, Task
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 
 
 def fit(task: Task) -> Rank:
@@ -16,11 +16,11 @@ def fit(task: Task) -> Rank:
     Raises:
         RamenError: the encoder cannot be loaded.
     """
-    problem, scoring = task.problem, task.scoring
+    problem = task.problem
     encoder = load_encoder(task.encoder.name, task.encoder)
 
     def rank() -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         documents, labels = encoder.encode(problem.test.texts), encoder.encode(problem.labels.texts)
-        return search(documents, labels, scoring.retrieve, scoring.chunk, problem.candidates)
+        return search(documents, labels, RETRIEVED, candidates=problem.candidates)
 
     return rank

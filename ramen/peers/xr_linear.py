@@ -1,4 +1,4 @@
-"""XR-Linear of libpecos: a tree of linear classifiers over TF-IDF features."""
+"""XR-Linear of libpecos: a tree of linear classifiers on TF-IDF features."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from ramen.peers import Rank, Task, libpecos
 
 
 def fit(task: Task) -> Rank:
-    """Train with libpecos' default settings."""
+    """Train with the default settings of libpecos."""
     return libpecos.fit(task, "xr-linear")

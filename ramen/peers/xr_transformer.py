@@ -1,6 +1,6 @@
 """XR-Transformer of libpecos: the encoder fine-tuned level by level, then linear classifiers on its vectors and TF-IDF.
 
-Start weights, text length and the random seed are those of RAMEN, all else libpecos' default.
+Initial weights, text length and random seed are those of RAMEN; all other settings are the defaults of libpecos.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Which registered version an alias points to: the gate, and moving the alias forward and back.
+"""The promotion gate, and moving an alias between registered versions.
 
-The registry has no compare-and-set, so a publisher that moved the alias looks again: it lists the versions that
-passed the gate against the same former holder and, if one of them is better, hands the alias over. Each publisher
-tags its version before it moves the alias and looks after, so the last one to move sees all the others, and the
-alias ends with the best. An alias is only ever given to a version that was loaded and asked.
+The champion is the version that the alias points to. A candidate is promoted if it answers its smoke queries and is
+not worse than the champion.
+
+The MLflow registry has no compare-and-set, so publishers that run concurrently settle the alias among themselves.
+Each one tags its decision before it moves the alias. Afterwards it lists the versions that passed the gate against
+the same champion, and if one of them is better, it moves the alias there. The last publisher to move the alias sees
+the tags of all others, so the alias ends with the best version.
 """
 
 from __future__ import annotations
@@ -18,306 +21,314 @@ from typing import Any
 from ramen.config import IndexConfig
 from ramen.errors import GateRefused, RamenError, reason, warn
 from ramen.publishing.holdout_comparison import Ask, HoldoutComparison
-from ramen.publishing.registry import connect, load_version, plain_errors, resolve_version, version_in_answer
+from ramen.publishing.registry import connect, load_version, parse_version, plain_errors, resolve_version
 
 SMOKE_TAG, GATE_TAG, ALIAS_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
     "smoke", "gate", "gate.alias", "gate.reason", "gate.against", "gate.compared",
 )  # fmt: skip
 UPDATED_TAG = "updated_from"
-"""Number of the version whose index was updated."""
+"""Number of the version whose labels were updated."""
 ORIGIN = "origin."
-"""Begins the tags of an updated version that say what was measured of the evaluated version at its beginning."""
+"""Prefix of an updated version's tags with the evaluation of the version that the first update started from."""
 PASSED, REFUSED, FAILED, WITHDRAWN = "passed", "refused", "failed", "withdrawn"
+NO_VERSION = "none"
+"""Tag value: the alias did not exist."""
 NOT_COMPARED = "not compared with version {}, which was evaluated on another dataset"
-NOBODY = "none"
-"""In `gate.against`: the alias pointed nowhere."""
-ROUNDS = 20
-"""Times a publisher looks again before it leaves the alias to the others."""
-
+MAX_ATTEMPTS = 20
+"""Attempts of a publisher to settle the alias while other publishers move it."""
 ROUNDING = 1e-6
-"""Points by which a metric may be lower without being worse: sums in another order differ by less."""
+"""Difference of a metric, in points, that is ignored: summation order changes the last digits."""
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What the gate said, and the numbers it said it on.
+class GateDecision:
+    """The gate's decision on a candidate.
 
     Attributes:
-        against: number of the version that held the alias, None when there was none.
-        reasons: why the alias must not move; none = it may.
-        compared: metric -> (candidate, holder, tolerated loss).
-        note: how it was compared with a version that was evaluated on another dataset, or why it was not.
+        champion: number of the version that it was compared with, None if the alias did not exist.
+        reasons: why the candidate is refused; empty = it passed.
+        compared: metric -> (candidate, champion, tolerated loss).
+        note: how a champion that was evaluated on another dataset was compared, or that it was not.
     """
 
-    against: int | None
+    champion: int | None
     reasons: list[str] = field(default_factory=list)
     compared: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     note: str = ""
 
     @property
     def refused(self) -> str:
-        """The reasons in one line; empty when the gate is open."""
+        """The reasons in one line; empty if the candidate passed."""
         return "; ".join(self.reasons)
 
     def tags(self, alias: str) -> dict[str, str]:
-        """The decision as tags of the version; of several aliases it tried for, the last."""
+        """Return the decision as version tags; a later decision, for any alias, replaces them."""
         return {
             GATE_TAG: REFUSED if self.reasons else PASSED,
             ALIAS_TAG: alias,
             REASON_TAG: self.refused or self.note,
-            AGAINST_TAG: str(self.against) if self.against is not None else NOBODY,
+            AGAINST_TAG: str(self.champion) if self.champion is not None else NO_VERSION,
             COMPARED_TAG: json.dumps(self.compared),
         }
 
 
 def gate(
     candidate: Mapping[str, str],
-    holder: Mapping[str, str] | None,
+    champion: Mapping[str, str] | None,
     settings: IndexConfig,
-    against: int | None = None,
+    number: int | None = None,
     note: str = "",
-) -> Decision:
+) -> GateDecision:
     """Decide whether the alias may move to the candidate.
 
-    Its own figures are held to `min_recall` and `max_query_ms`. Metrics are compared with the holder's when both are of
-    the same dataset; one that the holder does not report is not compared.
+    The candidate must reach `min_recall` and `max_query_ms`. Evaluation metrics are compared if both versions were
+    evaluated on the same dataset; a metric that the champion lacks is not compared.
 
     Args:
-        candidate, holder: version tags; holder None = the alias points nowhere.
+        candidate, champion: version tags; champion None = the alias does not exist.
         settings: `min_recall`, `max_query_ms`, `gate`.
-        against: the holder's number.
-        note: of the decision, where both are compared.
+        number: the champion's version number.
+        note: for the decision, unless the datasets differ.
     """
-    elsewhere = holder is not None and holder.get("dataset") != candidate.get("dataset")
-    decision = Decision(against, note=note or (NOT_COMPARED.format(against) if elsewhere else ""))
+    other_dataset = champion is not None and champion.get("dataset") != candidate.get("dataset")
+    decision = GateDecision(number, note=note or (NOT_COMPARED.format(number) if other_dataset else ""))
     reasons = decision.reasons
-    recall = _number(candidate, "ann_recall")
+    recall, query_ms = _number(candidate, "ann_recall"), _number(candidate, "query_ms")
     if not recall >= settings.min_recall:
         reasons.append(f"ANN recall {recall:.4f} is below index.min_recall = {settings.min_recall:g}; "
                        "raise index.ef_search, or index.nprobe, or use index.kind=flat")  # fmt: skip
-    if settings.max_query_ms and not _number(candidate, "query_ms") <= settings.max_query_ms:
-        reasons.append(
-            f"a query takes {_number(candidate, 'query_ms'):.1f} ms, more than index.max_query_ms = "
-            f"{settings.max_query_ms:g}"
-        )
-    if holder is None or elsewhere:
+    if settings.max_query_ms and not query_ms <= settings.max_query_ms:
+        reasons.append(f"a query takes {query_ms:.1f} ms, more than index.max_query_ms = {settings.max_query_ms:g}")
+    if champion is None or other_dataset:
         return decision
     for metric, tolerance in settings.gate.items():
         if metric not in candidate:
             reasons.append(f"the evaluation has no {metric}, which index.gate compares")
             continue
-        if metric not in holder:
+        if metric not in champion:
             continue
-        new, old = _number(candidate, metric), _number(holder, metric)
+        new, old = _number(candidate, metric), _number(champion, metric)
         decision.compared[metric] = (new, old, tolerance)
         if not new >= old - tolerance - ROUNDING:
             reasons.append(
-                f"{metric} {new:.2f} is worse than the {old:.2f} of version {against}"
+                f"{metric} {new:.2f} is worse than the {old:.2f} of version {number}"
                 + (f" by more than {tolerance:g}" if tolerance else "")
             )
     return decision
 
 
-def try_promote(name: str, version: int, settings: IndexConfig, ask: Ask | None = None) -> Decision:
-    """Let a version that answered try for `settings.alias`: gate, tag the decision, move, look again.
+def try_promote(name: str, version: int, settings: IndexConfig, ask: Ask | None = None) -> GateDecision:
+    """Promote a version that passed its smoke test, if it passes the gate; tag it with the decision.
 
     Args:
         name, version: the candidate.
         settings: alias and gate.
-        ask: asks a holder that was evaluated on another dataset; None = such a holder is not compared, unless it took
-            the alias from the one that the candidate updates.
+        ask: compares the candidate with a champion that was evaluated on another dataset. None = their metrics are
+            not compared, and a candidate that is an index update is refused.
 
     Returns:
-        The last decision; refused when another publisher's version, published meanwhile, is better.
+        The last decision; a refusal if a better version was published concurrently.
     """
     client = connect()
-    asked = functools.cache(lambda holder: _asked(name, holder, ask))
-    for _ in range(ROUNDS):
-        decision = _judge(client, name, version, settings, asked)
-        if decision.reasons or decision.against == version:  # refused, or another publisher handed it the alias
+    compare = functools.cache(lambda champion: _compare_on_holdout(name, champion, ask))
+    for _ in range(MAX_ATTEMPTS):
+        decision = _decide(client, name, version, settings, compare)
+        if decision.reasons or decision.champion == version:  # refused, or another publisher promoted it
             return decision
-        if _holder(client, name, settings.alias) != decision.against:
-            continue  # moved while the gate was thinking
-        _move(client, name, settings.alias, version, decision.against)
-        rival = _best(client, name, version, settings)
-        if rival != version:
-            yielded = Decision(rival, [f"version {rival}, published at the same time, is better"])
-            _tag(client, name, version, yielded.tags(settings.alias))
-            _move(client, name, settings.alias, rival, decision.against)
-            return yielded
-        if _holder(client, name, settings.alias) == version:
+        if _aliased_version(client, name, settings.alias) != decision.champion:
+            continue  # the alias moved since the decision
+        _set_alias(client, name, settings.alias, version, decision.champion)
+        best = _best_passed(client, name, version, settings)
+        if best != version:
+            refusal = GateDecision(best, [f"version {best}, published at the same time, is better"])
+            _set_tags(client, name, version, refusal.tags(settings.alias))
+            _set_alias(client, name, settings.alias, best, decision.champion)
+            return refusal
+        if _aliased_version(client, name, settings.alias) == version:
             break
     return decision
 
 
-def _judge(
+def _decide(
     client: Any,
     name: str,
     version: int,
     settings: IndexConfig,
-    asked: Callable[[int], tuple[HoldoutComparison | None, str, str]],
-) -> Decision:
-    """The gate's decision against whoever else holds the alias now; it is on the version's tags."""
-    holder = _holder(client, name, settings.alias)
-    if holder == version:
-        return Decision(holder)
-    own, note, lost = evaluated(_tags(client, name, version)), "", ""
-    held = None if holder is None else evaluated(_tags(client, name, holder))
-    if holder is not None and held is not None and held.get("dataset") != own.get("dataset"):
-        contest, note, lost = asked(holder)
-        if contest:
-            own |= _as_tags(contest.candidate)
-            held = {"dataset": own["dataset"], **_as_tags(contest.holder)}
-        elif not lost and UPDATED_TAG in own:
-            lost = f"version {holder}, which holds the alias, is none that it was made from; update that one"
-    decision = gate(own, held, settings, holder, note)
-    if lost:
-        decision.reasons.append(lost)
-    _tag(client, name, version, decision.tags(settings.alias))
+    compare: Callable[[int], tuple[HoldoutComparison | None, str, str]],
+) -> GateDecision:
+    """Return the decision against the current champion, after tagging the candidate with it."""
+    number = _aliased_version(client, name, settings.alias)
+    if number == version:
+        return GateDecision(number)
+    candidate, note, refusal = evaluated(_version_tags(client, name, version)), "", ""
+    champion = None if number is None else evaluated(_version_tags(client, name, number))
+    if number is not None and champion is not None and champion.get("dataset") != candidate.get("dataset"):
+        comparison, note, refusal = compare(number)
+        if comparison:
+            candidate |= _as_tags(comparison.candidate)
+            champion = {"dataset": candidate["dataset"], **_as_tags(comparison.holder)}
+        elif not refusal and UPDATED_TAG in candidate:
+            refusal = (
+                f"version {number}, the current champion, is not the version that this update started from; "
+                f"run `ramen index-update` on version {number}"
+            )
+    decision = gate(candidate, champion, settings, number, note)
+    if refusal:
+        decision.reasons.append(refusal)
+    _set_tags(client, name, version, decision.tags(settings.alias))
     return decision
 
 
-def _asked(name: str, holder: int, ask: Ask | None) -> tuple[HoldoutComparison | None, str, str]:
-    """Candidate and holder on the candidate's test documents, what to say of it, and why the alias must not move."""
+def _compare_on_holdout(name: str, champion: int, ask: Ask | None) -> tuple[HoldoutComparison | None, str, str]:
+    """Compare the candidate with the champion on the candidate's test documents.
+
+    Returns:
+        The comparison, a note for the decision, and the reason for refusing the candidate. The comparison is None
+        without `ask`, and if it fails; only a failure is a reason.
+    """
     if ask is None:
         return None, "", ""
     try:
-        contest = ask(load_version(name, str(holder)))
+        comparison = ask(load_version(name, str(champion)))
     except RamenError as error:
-        force = "`ramen promote VERSION --force` moves the alias all the same"
-        return None, "", f"version {holder}, which holds the alias, cannot be asked ({reason(error)}); {force}"
-    note = f"version {holder}, evaluated on another dataset, was asked {contest.documents:,} test documents"
-    return contest, note, ""
+        force = "`ramen promote VERSION --force` moves the alias without a comparison"
+        return None, "", f"version {champion}, the current champion, cannot be compared ({reason(error)}); {force}"
+    note = f"compared with version {champion}, evaluated on another dataset, on {comparison.documents:,} test documents"
+    return comparison, note, ""
 
 
 def _as_tags(metrics: Mapping[str, float]) -> dict[str, str]:
     return {key: str(value) for key, value in metrics.items()}
 
 
-def _best(client: Any, name: str, version: int, settings: IndexConfig) -> int:
-    """The best of the versions that tried for the same alias, passed the gate against the same holder and were not
-    withdrawn since."""
-    own = _tags(client, name, version)
+def _best_passed(client: Any, name: str, version: int, settings: IndexConfig) -> int:
+    """Return the best version, this one included, that passed the gate for the same alias, champion and dataset.
+
+    The first metric of `settings.gate` decides, and of equal versions the newest wins. Versions that were withdrawn
+    since do not count.
+    """
+    tags = _version_tags(client, name, version)
     metric = next(iter(settings.gate), "")
-    rivals = {version: own}
-    for one in client.search_model_versions(f"name = '{name}'"):
-        tags = dict(one.tags)
-        passed = tags.get(SMOKE_TAG) == PASSED and tags.get(GATE_TAG) == PASSED
-        if passed and all(tags.get(key) == own.get(key) for key in (ALIAS_TAG, AGAINST_TAG, "dataset")):
-            rivals[version_in_answer(one.version)] = tags
-    return max(rivals, key=lambda number: (_number(rivals[number], metric) if metric in own else 0.0, number))
+    passed = {version: tags}
+    for other in client.search_model_versions(f"name = '{name}'"):
+        if other.tags.get(SMOKE_TAG) != PASSED or other.tags.get(GATE_TAG) != PASSED:
+            continue
+        if all(other.tags.get(key) == tags.get(key) for key in (ALIAS_TAG, AGAINST_TAG, "dataset")):
+            passed[parse_version(other.version)] = dict(other.tags)
+    return max(passed, key=lambda number: (_number(passed[number], metric) if metric in tags else 0.0, number))
 
 
 def promote(name: str, alias: str, version: str, settings: IndexConfig | None = None) -> tuple[int, int | None]:
-    """Point an alias to a registered version, forward or back; warns if the gate had nothing to compare it with.
+    """Point an alias to a registered version; warn if the gate could not compare the two versions.
 
     Args:
         name, alias: registered model and alias.
-        version: number or alias of the version to point to.
-        settings: None = move without the gate, else the gate must let it.
+        version: number or alias of the version to promote.
+        settings: of the gate; None = promote without the gate.
 
     Returns:
-        The version the alias points to, and the one it pointed to before, None if it is new.
+        The version that the alias points to now, and the one before, None if the alias is new.
 
     Raises:
-        GateRefused: the gate says no; the decision is on the version.
-        RamenError: no such model or version, or the version never answered.
+        GateRefused: the gate refuses the version; the decision is in the version's tags.
+        RamenError: there is no such model or version, or the version failed its smoke test.
     """
     client = connect(must_exist=True)
     number = resolve_version(name, version)
     with plain_errors(f"moving alias {alias!r} of {name!r}"):
-        tags = _tags(client, name, number)
+        tags = _version_tags(client, name, number)
         if tags.get(SMOKE_TAG) != PASSED:
-            raise RamenError(f"{name} version {number} never answered its smoke query; publish it again")
-        before = _holder(client, name, alias)
+            raise RamenError(f"{name} version {number}: did not pass its smoke test; publish it again")
+        before = _aliased_version(client, name, alias)
         if before == number:
             return number, before
         if settings is not None:
-            held = None if before is None else evaluated(_tags(client, name, before))
-            decision = gate(evaluated(tags), held, settings, before)
-            _tag(client, name, number, decision.tags(alias))
+            champion = None if before is None else evaluated(_version_tags(client, name, before))
+            decision = gate(evaluated(tags), champion, settings, before)
+            _set_tags(client, name, number, decision.tags(alias))
             if decision.reasons:
                 raise GateRefused(f"{name} version {number}: {decision.refused}")
             if decision.note:
                 warn(f"{name} version {number}: {decision.note}")
         _withdraw(client, name, alias, before)
-        _take_up(client, name, alias, number)
-        _move(client, name, alias, number, before)
+        _reinstate(client, name, alias, number)
+        _set_alias(client, name, alias, number, before)
     return number, before
 
 
 def rollback(name: str, alias: str) -> tuple[int, int]:
-    """Point an alias to the version that held it before the present one took it.
+    """Point an alias back to the champion before the current one.
 
     Returns:
-        (version left, version taken up again).
+        The version that lost the alias, and the version that has it again.
 
     Raises:
-        RamenError: the alias points nowhere, or nothing held it before.
+        RamenError: the alias does not exist, or has no earlier version.
     """
     client = connect(must_exist=True)
-    holder = resolve_version(name, alias)
+    champion = resolve_version(name, alias)
     with plain_errors(f"rolling back alias {alias!r} of {name!r}"):
-        before = _tags(client, name, holder).get(_before_tag(alias), NOBODY)
-        if before == NOBODY:
+        before = _version_tags(client, name, champion).get(_previous_tag(alias), NO_VERSION)
+        if before == NO_VERSION:
             raise RamenError(
-                f"nothing held alias {alias!r} of {name!r} before version {holder}; "
-                "`ramen registry` lists the versions, `ramen promote N` takes any of them"
+                f"alias {alias!r} of {name!r} has no version before version {champion}; "
+                "list the versions with `ramen registry` and promote one with `ramen promote N`"
             )
-        taken = resolve_version(name, before)
-        _withdraw(client, name, alias, holder)
-        _take_up(client, name, alias, taken)
-        client.set_registered_model_alias(name, alias, str(taken))
-    return holder, taken
+        previous = resolve_version(name, before)
+        _withdraw(client, name, alias, champion)
+        _reinstate(client, name, alias, previous)
+        client.set_registered_model_alias(name, alias, str(previous))
+    return champion, previous
 
 
-def was_withdrawn(tags: Mapping[str, str], alias: str) -> bool:
-    """Whether a person took this alias from the version of these tags."""
+def is_withdrawn(tags: Mapping[str, str], alias: str) -> bool:
+    """Return whether a user moved this alias away from the version with these tags."""
     return tags.get(GATE_TAG) == WITHDRAWN and tags.get(ALIAS_TAG, alias) == alias
 
 
 def _withdraw(client: Any, name: str, alias: str, version: int | None) -> None:
-    """Note that a person took the alias from a version, so that no publisher hands it back."""
-    if version is not None and _tags(client, name, version).get(ALIAS_TAG, alias) == alias:
+    """Tag a version that a user takes the alias from, so that no publisher gives it back."""
+    if version is not None and _version_tags(client, name, version).get(ALIAS_TAG, alias) == alias:
         client.set_model_version_tag(name, str(version), GATE_TAG, WITHDRAWN)
 
 
-def _take_up(client: Any, name: str, alias: str, version: int) -> None:
-    """A version that a person gives the alias again is no longer withdrawn."""
-    if was_withdrawn(_tags(client, name, version), alias):
+def _reinstate(client: Any, name: str, alias: str, version: int) -> None:
+    """Undo `_withdraw` for a version that a user promotes again."""
+    if is_withdrawn(_version_tags(client, name, version), alias):
         client.set_model_version_tag(name, str(version), GATE_TAG, PASSED)
 
 
-def _move(client: Any, name: str, alias: str, version: int, before: int | None) -> None:
-    """Give the alias to a version, which keeps in a tag who held it before."""
-    client.set_model_version_tag(name, str(version), _before_tag(alias), str(before) if before else NOBODY)
+def _set_alias(client: Any, name: str, alias: str, version: int, previous: int | None) -> None:
+    """Point the alias to a version; tag it with the previous champion for `rollback`."""
+    client.set_model_version_tag(name, str(version), _previous_tag(alias), str(previous) if previous else NO_VERSION)
     client.set_registered_model_alias(name, alias, str(version))
 
 
-def _before_tag(alias: str) -> str:
+def _previous_tag(alias: str) -> str:
     return f"alias.{alias}.before"
 
 
-def _holder(client: Any, name: str, alias: str) -> int | None:
+def _aliased_version(client: Any, name: str, alias: str) -> int | None:
     number = client.get_registered_model(name).aliases.get(alias)
-    return None if number is None else version_in_answer(number)
+    return None if number is None else parse_version(number)
 
 
 def evaluated(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags of a version as the gate compares them: of an updated one its own, and what its origin was evaluated as.
+    """Return a version's tags with the evaluation that the gate compares.
 
-    An update has other labels than were evaluated, and the encoder that was.
+    An updated version has labels that were never evaluated, so the evaluation of its origin counts: the encoder is
+    the same.
     """
     if UPDATED_TAG not in tags:
         return dict(tags)
     return dict(tags) | {key.removeprefix(ORIGIN): value for key, value in tags.items() if key.startswith(ORIGIN)}
 
 
-def _tags(client: Any, name: str, version: int | None) -> dict[str, str]:
+def _version_tags(client: Any, name: str, version: int) -> dict[str, str]:
     return dict(client.get_model_version(name, str(version)).tags)
 
 
-def _tag(client: Any, name: str, version: int, tags: Mapping[str, str]) -> None:
+def _set_tags(client: Any, name: str, version: int, tags: Mapping[str, str]) -> None:
     for key, value in tags.items():
         client.set_model_version_tag(name, str(version), key, value)
 

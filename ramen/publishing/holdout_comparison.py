@@ -18,7 +18,6 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.config import ScoringConfig
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import DEPTH, apply_filter, inverse_propensity
 from ramen.evaluation.per_document import read_propensity
@@ -27,12 +26,10 @@ from ramen.evaluation.quantiles import overall_and_thirds
 from ramen.index.build import stored_vectors
 from ramen.index.retriever import Retriever
 from ramen.index.statistics import sample_evenly
-from ramen.retrieval import search
+from ramen.retrieval import RETRIEVED, search
 
 MAX_DOCUMENTS = 10_000
 """Test documents in a comparison at most."""
-RETRIEVE = ScoringConfig().retrieve
-"""Labels retrieved per document before filtering, as in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,8 @@ def _predict(champion: Retriever, problem: Dataset, rows: NDArray[np.int64]) -> 
     if problem.candidates is not None:
         known[~np.isin(known, problem.candidates)] = num_labels
     vectors = champion.encoder.encode(problem.test.at(rows.tolist()).texts)
-    # exclude unknown labels before the cut to RETRIEVE, or they would push known labels over it
+    # exclude unknown labels before the cut to RETRIEVED, or they would push known labels over it
     candidates = np.flatnonzero(known[:-1] < num_labels)
-    found, scores = search(vectors, stored_vectors(champion.index), RETRIEVE, candidates=candidates)
+    found, scores = search(vectors, stored_vectors(champion.index), RETRIEVED, candidates=candidates)
     filters: sp.csr_matrix = problem.filter_test[rows]
     return apply_filter(known[found], scores, filters, DEPTH)[0]

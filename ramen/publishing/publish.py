@@ -1,10 +1,10 @@
 """Publish a retriever in the MLflow model registry.
 
-The order keeps the alias honest: log the model under the stage's run, create a version, wait until it is READY,
-load it back through the registry and ask it, and only then let it try for the alias (`promotion`). A failure on the
-way leaves the alias where it was; the half-made version says so in its tag `smoke`.
+A version is promoted only after it works: log the model in the stage's run, create a version, wait until it is READY,
+load it through the registry and run the smoke test, and only then try to promote it (`gate`). A failure at any step
+leaves the alias where it was, and the tag `smoke` marks the broken version.
 
-Only the model registry is used, and no pickle: the model is code (`ramen/publishing/pyfunc.py`) plus files.
+Models contain no pickle: a version is code (`ramen/publishing/pyfunc.py`) and files.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ import ramen
 from ramen.config import IndexConfig
 from ramen.errors import RamenError, reason
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
-from ramen.publishing.gate import FAILED, PASSED, SMOKE_TAG, try_promote, was_withdrawn
+from ramen.publishing.gate import FAILED, PASSED, SMOKE_TAG, is_withdrawn, try_promote
 from ramen.publishing.holdout_comparison import Ask
-from ramen.publishing.registry import connect, isolate_mlflow, plain_errors, version_in_answer, versions
+from ramen.publishing.registry import connect, isolate_mlflow, parse_version, plain_errors, versions
 
 PACKAGE = Path(ramen.__file__).parent
 REQUIREMENTS = ("mlflow", "numpy", "pyarrow", "pydantic", "pyyaml", "safetensors", "scipy", "torch", "transformers")
 FAISS_WHEELS = ("faiss-cpu", "faiss-gpu-cu12", "faiss-gpu")
 CONTENTS_TAG = "contents"
-"""`contents` of a version: a publisher that would register the same again offers that version instead."""
+"""Version tag with the digest of `contents`; a publisher reuses a version with the same digest."""
 UNCHANGED = "unchanged since it was registered"
 READY_SECONDS = 300
+"""Time for MLflow to make a new version READY."""
 SMOKE_K = 3
 
 
 @dataclass(frozen=True)
 class Published:
-    """What became of a candidate.
+    """The result of publishing a retriever.
 
     Attributes:
         name, version: the registered version.
-        alias: the alias that now points to it, None when none moved.
-        refused: why the gate kept the alias where it was; empty when it did not.
-        note: how it was compared with a version that was evaluated on another dataset, or why it was not; or that
-            the version was there already.
+        alias: the alias that points to it, None if it was not promoted.
+        refused: why the gate refused it; empty if it did not.
+        note: how a champion that was evaluated on another dataset was compared, or that it was not; or that the
+            version was registered already.
     """
 
     name: str
@@ -68,43 +69,45 @@ def publish(
     sample: Sequence[str],
     ask: Ask | None = None,
 ) -> Published:
-    """Register a retriever, ask it, and move the alias if the gate lets it.
+    """Register a retriever, run its smoke test, and try to promote it.
 
     Args:
-        retriever_dir: what `write_retriever` wrote.
-        encoder_dir: the encoder's directory.
+        retriever_dir: folder written by `write_retriever`.
+        encoder_dir: folder of the encoder.
         run_id: the MLflow run that logs the model.
         settings: names and gate.
-        tags: of the version; the gate reads `dataset`, `ann_recall`, `query_ms` and the metrics it compares.
-        sample: texts to ask, at least one.
-        ask: as in `offer`.
+        tags: of the version; the gate reads `dataset`, `ann_recall`, `query_ms` and the metrics that it compares.
+        sample: at least one text, for the smoke test.
+        ask: as in `try_promote`.
 
     Raises:
-        RamenError: MLflow failed, or the version does not answer.
+        RamenError: MLflow failed, or the version failed its smoke test.
     """
     client = connect()
     with plain_errors(f"registering {settings.model!r}"), isolate_mlflow():
-        tags = _commit(client, run_id) | dict(tags)
+        tags = _git_tags(client, run_id) | dict(tags)
         with tempfile.TemporaryDirectory() as folder:
-            encoder = _encoder_alone(encoder_dir, Path(folder) / "encoder", read_facts(retriever_dir)["encoder"])
+            encoder = _link_files(encoder_dir, Path(folder) / "encoder", read_facts(retriever_dir)["encoder"])
             model_id = _log_model(client, retriever_dir, encoder, run_id, sample)
         version = _create_version(client, settings.model, model_id, run_id, tags)
         try:
-            smoke(f"models:/{settings.model}/{version}", sample)
+            smoke_test(f"models:/{settings.model}/{version}", sample)
         except Exception as error:
             client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, FAILED)
-            kept = f"; alias {settings.alias!r} stays" if settings.alias else ""
-            raise RamenError(f"{settings.model} version {version} does not answer ({reason(error)}){kept}") from error
+            unmoved = f"; alias {settings.alias!r} has not moved" if settings.alias else ""
+            raise RamenError(
+                f"{settings.model} version {version}: failed its smoke test ({reason(error)}){unmoved}"
+            ) from error
         client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, PASSED)
-        return _offered(version, settings, ask)
+        return _try_promote(version, settings, ask)
 
 
 def contents(made_of: Mapping[str, Any]) -> str:
-    """sha256 (16 hex digits) of what a version is made of.
+    """Return the digest of a version's contents: sha256, 16 hex digits.
 
     Args:
-        made_of: name -> digest or other JSON value. The package's own code and the pinned requirements are added,
-            since a version carries them.
+        made_of: name -> digest or other JSON value. The package's code and the pinned requirements are added, because
+            a version contains them.
     """
     digest = hashlib.sha256(json.dumps([made_of, requirements()], sort_keys=True).encode())
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -113,18 +116,19 @@ def contents(made_of: Mapping[str, Any]) -> str:
 
 
 def publish_again(
-    found: str, *, settings: IndexConfig, sample: Sequence[str], ask: Ask | None = None
+    digest: str, *, settings: IndexConfig, sample: Sequence[str], ask: Ask | None = None
 ) -> Published | None:
-    """Offer the newest registered version of these contents, if there is one that answers, instead of a copy of it.
+    """Try to promote the newest registered version with the same contents, instead of registering a copy of it.
 
-    Copies of one model would fill the registry of whoever runs the pipeline every day, and be what a rollback finds.
+    A pipeline that runs every day would otherwise fill the registry with copies, and `rollback` would find one.
 
     Args:
-        found: as `contents` returns.
+        digest: from `contents`.
         settings, sample, ask: as in `publish`.
 
     Returns:
-        None when there is none. A version that a person took the alias from does not get it back from here.
+        None if there is no such version that passes the smoke test. A version that a user moved the alias away from
+        is not promoted.
 
     Raises:
         RamenError: MLflow failed.
@@ -133,24 +137,26 @@ def publish_again(
         if not connect().search_registered_models(f"name = '{settings.model}'"):
             return None
     for version in versions(settings.model):
-        if version.tags.get(CONTENTS_TAG) != found or version.tags.get(SMOKE_TAG) != PASSED:
+        if version.tags.get(CONTENTS_TAG) != digest or version.tags.get(SMOKE_TAG) != PASSED:
             continue
         try:
-            smoke(f"models:/{settings.model}/{version.number}", sample)
-        except Exception:  # whatever is wrong with it, a new one takes its place
+            smoke_test(f"models:/{settings.model}/{version.number}", sample)
+        except Exception:  # a broken version is replaced with a new one
             continue
         if settings.alias in version.aliases:
             return Published(settings.model, version.number, settings.alias, note=UNCHANGED)
-        if was_withdrawn(version.tags, settings.alias):
-            taken = f"it is version {version.number} again, which {settings.alias!r} was taken from by hand; "
-            return Published(settings.model, version.number, None, f"{taken}`ramen promote {version.number}`")
-        with plain_errors(f"offering {settings.model!r} version {version.number}"):
-            return _offered(version.number, settings, ask)
+        if is_withdrawn(version.tags, settings.alias):
+            refusal = (
+                f"unchanged contents: this is version {version.number}, which a user moved {settings.alias!r} away "
+                f"from; promote it with `ramen promote {version.number}`"
+            )
+            return Published(settings.model, version.number, None, refusal)
+        with plain_errors(f"promoting {settings.model!r} version {version.number}"):
+            return _try_promote(version.number, settings, ask)
     return None
 
 
-def _offered(version: int, settings: IndexConfig, ask: Ask | None) -> Published:
-    """A version that answered, after it tried for the alias, if there is one to try for."""
+def _try_promote(version: int, settings: IndexConfig, ask: Ask | None) -> Published:
     if not settings.alias:
         return Published(settings.model, version, None)
     decision = try_promote(settings.model, version, settings, ask)
@@ -158,8 +164,8 @@ def _offered(version: int, settings: IndexConfig, ask: Ask | None) -> Published:
     return Published(settings.model, version, alias, decision.refused, decision.note)
 
 
-def smoke(uri: str, texts: Sequence[str]) -> None:
-    """Load a model the way a server does and ask it; raises when it does not load or the answer is no answer."""
+def smoke_test(uri: str, texts: Sequence[str]) -> None:
+    """Load a model as a server does and query it. Raises if it does not load or an answer is invalid."""
     import mlflow
 
     with isolate_mlflow():
@@ -173,7 +179,7 @@ def smoke(uri: str, texts: Sequence[str]) -> None:
 
 
 def requirements() -> list[str]:
-    """What serving needs, pinned to what is installed here (a local part such as `+cpu` is no released version)."""
+    """Return the packages that serving needs, pinned to the installed releases, without local parts such as `+cpu`."""
     pins = []
     for name in (*REQUIREMENTS, *FAISS_WHEELS):
         try:
@@ -183,19 +189,19 @@ def requirements() -> list[str]:
     return sorted(pins)
 
 
-def _encoder_alone(model: Path, place: Path, files: Mapping[str, Any]) -> Path:
-    """A folder with only those files of the model that a retriever needs, linked where the disk allows it."""
+def _link_files(source: Path, target: Path, files: Mapping[str, Any]) -> Path:
+    """Link the given files into another folder, or copy them where the disk does not support links."""
     for name in files:
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(model / name, place / name)
+            os.link(source / name, target / name)
         except OSError:
-            shutil.copyfile(model / name, place / name)
-    return place
+            shutil.copyfile(source / name, target / name)
+    return target
 
 
 def _log_model(client: Any, retriever_dir: Path, encoder_dir: Path, run_id: str, sample: Sequence[str]) -> str:
-    """Log the pyfunc under the run (in its experiment, without making it the active run); returns the model's id."""
+    """Log the model in a run, without making it MLflow's active run; return the model's id."""
     import mlflow
     from mlflow.models import Model
 
@@ -207,8 +213,8 @@ def _log_model(client: Any, retriever_dir: Path, encoder_dir: Path, run_id: str,
         params=dict(run.data.params),
         model_type="retriever",
     )
-    places = {"encoder": encoder_dir, "index": retriever_dir / INDEX_FILE}
-    places |= {"labels": retriever_dir / LABELS_FILE, "facts": retriever_dir / FACTS_FILE}
+    paths = {"encoder": encoder_dir, "index": retriever_dir / INDEX_FILE}
+    paths |= {"labels": retriever_dir / LABELS_FILE, "facts": retriever_dir / FACTS_FILE}
     Model.log(
         artifact_path=None,
         name="retriever",
@@ -216,7 +222,7 @@ def _log_model(client: Any, retriever_dir: Path, encoder_dir: Path, run_id: str,
         model_id=logged.model_id,
         run_id=run_id,
         python_model=str(PACKAGE / "publishing" / "pyfunc.py"),
-        artifacts={name: str(path) for name, path in places.items()},
+        artifacts={name: str(path) for name, path in paths.items()},
         code_paths=[str(PACKAGE)],
         pip_requirements=requirements(),
         input_example=(list(sample[:1]), {"k": DEFAULT_K, "exclude": [""]}),  # types and defaults of the parameters
@@ -224,8 +230,8 @@ def _log_model(client: Any, retriever_dir: Path, encoder_dir: Path, run_id: str,
     return str(logged.model_id)
 
 
-def _commit(client: Any, run_id: str) -> dict[str, str]:
-    """The git revision that the tracker put on the run, where there is one (an image has no checkout)."""
+def _git_tags(client: Any, run_id: str) -> dict[str, str]:
+    """Return the git revision of a run as a version tag; a run in a container image may have none."""
     commit = client.get_run(run_id).data.tags.get("mlflow.source.git.commit")
     return {"git": commit} if commit else {}
 
@@ -238,10 +244,10 @@ def _create_version(client: Any, name: str, model_id: str, run_id: str, tags: Ma
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    made = client.create_model_version(
+    created = client.create_model_version(
         name, f"models:/{model_id}", run_id, tags=dict(tags), model_id=model_id, await_creation_for=READY_SECONDS
     )
-    status = client.get_model_version(name, made.version).status
+    status = client.get_model_version(name, created.version).status
     if status != "READY":
-        raise RamenError(f"{name} version {made.version} is {status} after {READY_SECONDS} s, not READY")
-    return version_in_answer(made.version)
+        raise RamenError(f"{name} version {created.version}: is {status} after {READY_SECONDS} s, expected READY")
+    return parse_version(created.version)

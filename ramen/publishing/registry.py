@@ -1,7 +1,4 @@
-"""Read the MLflow model registry: find a version, open its retriever; errors are one plain line.
-
-Nothing here changes the registry; `publishing` does.
-"""
+"""Read the MLflow model registry: look up, list and load registered versions."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from ramen.artifacts import reading
 from ramen.errors import RamenError, shown
 from ramen.index.retriever import Retriever
 from ramen.tracking import environment_defaults, plain_errors, registry_uri, require_store, tracking_uri
-from ramen.tracking.errors import uri_variable
-from ramen.tracking.journal import OFFLINE_RETRIES
+from ramen.tracking.retries import OFFLINE_RETRIES
+from ramen.tracking.uris import uri_variable
 
 __all__ = [
     "UnknownVersion",
@@ -39,75 +36,162 @@ __all__ = [
     "versions",
 ]
 
-LIFETIME = range(1, 32_503_680_000_000)
-"""Milliseconds since the epoch that a version may be created at: to the year 3000."""
-PROGRESS_ENV = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+VALID_CREATION = range(1, 32_503_680_000_000)
+"""Plausible creation times of a version, in milliseconds since the epoch: to the year 3000."""
 
 
 class UnknownVersion(RamenError):
     """The model has no version of that number or alias."""
 
 
+@dataclass(frozen=True)
+class Version:
+    """A registered version.
+
+    Attributes:
+        number, aliases, run_id: as in MLflow.
+        created: milliseconds since the epoch.
+        tags: provenance, measurements and the gate's decision (`ramen.index.statistics` and `gate` name the tags).
+    """
+
+    number: int
+    aliases: list[str]
+    created: int
+    run_id: str
+    tags: dict[str, str]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The evaluation metrics among the tags that are finite numbers, such as `psp_at_5` and `tail/p_at_1`."""
+        metrics = {key: finite_number(text) for key, text in self.tags.items() if is_metric(key)}
+        return {key: value for key, value in metrics.items() if value is not None}
+
+
+def finite_number(text: str | None) -> float | None:
+    """Return the finite number in a tag, None if it has something else: every user can set a tag."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def is_metric(tag: str) -> bool:
+    """Return whether a version tag is an evaluation metric."""
+    return bool(re.search(r"(^|/|_)(p|n|psp|psn|r)_at_\d", tag))
+
+
 def version_number(version: str) -> int | None:
-    """The number that a version is given by; None for an alias."""
+    """Return the number that a user's `N|ALIAS` gives, None for an alias."""
     return int(version) if re.fullmatch("[0-9]{1,9}", version) else None
 
 
-def resolve_version(name: str, version: str) -> int:
-    """The number of a registered version, given by number or alias.
+def parse_version(version: object) -> int:
+    """Return a version's number from the registry's response. Raises RamenError if it is not a number."""
+    number = version_number(str(version))
+    if number is None:
+        raise _invalid_response(f"the response has the version {shown(version)}, expected a number")
+    return number
+
+
+def _invalid_response(wrong: str) -> RamenError:
+    uri = registry_uri()
+    return RamenError(f"MLflow at {uri}: {wrong}; check that {uri_variable(uri)} is the address of an MLflow server")
+
+
+def connect(must_exist: bool = False) -> Any:
+    """Return an MlflowClient.
+
+    Args:
+        must_exist: refuse a SQLite database that does not exist; MLflow would create an empty one.
 
     Raises:
-        UnknownVersion: no version or alias of that name; the message lists what there is.
-        RamenError: no tracking database, no such model, or the registry cannot be used.
+        RamenError: the store is of an unknown kind, damaged or unreachable, or its driver is missing.
     """
-    from mlflow.exceptions import MlflowException
+    from mlflow import MlflowClient
 
-    client, number = connect(must_exist=True), version_number(version)
-    with plain_errors(f"looking up {name!r}", OFFLINE_RETRIES):  # somebody waits for the answer
-        model = _registered(client, name)
-        if number is None:
-            if version not in model.aliases:
-                known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
-                raise UnknownVersion(f"model {name!r} has no alias {version[:100]!r}; it has: {known or 'none'}")
-            return version_in_answer(model.aliases[version])
-        try:
-            return version_in_answer(client.get_model_version(name, str(number)).version)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-        found = sorted(version_in_answer(one.version) for one in client.search_model_versions(f"name = '{name}'"))
-    raise UnknownVersion(f"model {name!r} has no version {version}; it has: {', '.join(map(str, found)) or 'none'}")
+    if must_exist:
+        require_store(registry=True)
+    with plain_errors(retries=OFFLINE_RETRIES):
+        return MlflowClient(tracking_uri())
 
 
-def _registered(client: Any, name: str) -> Any:
-    """A registered model. Raises RamenError when there is none of that name."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        found = client.get_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-    else:
-        if found.name != name:
-            raise not_mlflow(f"the answer names the model {shown(found.name)}, expected {name!r}")
-        return found
-    names = ", ".join(sorted(found.name for found in client.search_registered_models(max_results=20)))
-    raise RamenError(
-        f"no registered model {name!r} in {registry_uri()}; "
-        + (f"there are: {names}" if names else "none yet: `ramen publish-index` registers one")
-    )
-
-
-def load_version(name: str, version: str = "champion") -> Retriever:
-    """Open a registered retriever in this process; its files are checked against its own table first.
+def resolve_version(name: str, version: str) -> int:
+    """Return the number of a registered version.
 
     Args:
         name: registered model.
         version: number or alias.
 
     Raises:
-        RamenError: as `resolve_version`; ArtifactError for damaged files.
+        UnknownVersion: there is no such version or alias; the message lists the existing ones.
+        RamenError: there is no tracking database or no such model, or the registry cannot be used.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client, number = connect(must_exist=True), version_number(version)
+    with plain_errors(f"looking up {name!r}", OFFLINE_RETRIES):  # a user waits for the answer
+        model = _registered_model(client, name)
+        if number is None:
+            if version not in model.aliases:
+                known = ", ".join(f"{alias} (version {number})" for alias, number in sorted(model.aliases.items()))
+                raise UnknownVersion(f"model {name!r} has no alias {version[:100]!r}; it has: {known or 'none'}")
+            return parse_version(model.aliases[version])
+        try:
+            return parse_version(client.get_model_version(name, str(number)).version)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        numbers = sorted(parse_version(row.version) for row in client.search_model_versions(f"name = '{name}'"))
+    raise UnknownVersion(f"model {name!r} has no version {version}; it has: {', '.join(map(str, numbers)) or 'none'}")
+
+
+def _registered_model(client: Any, name: str) -> Any:
+    """Return a registered model. Raises RamenError if there is none of that name."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        model = client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+    else:
+        if model.name != name:
+            raise _invalid_response(f"the response has the model {shown(model.name)}, expected {name!r}")
+        return model
+    names = ", ".join(sorted(model.name for model in client.search_registered_models(max_results=20)))
+    raise RamenError(
+        f"no registered model {name!r} in {registry_uri()}; "
+        + (f"there are: {names}" if names else "none yet: `ramen publish-index` registers one")
+    )
+
+
+def versions(name: str) -> list[Version]:
+    """Return all versions of a registered model, newest first. Raises RamenError if there is no such model."""
+    client = connect(must_exist=True)
+    with plain_errors(f"listing {name!r}", OFFLINE_RETRIES):
+        aliases = _registered_model(client, name).aliases
+        rows = client.search_model_versions(f"name = '{name}'", max_results=10_000)
+    aliases_of: dict[int, list[str]] = {}
+    for alias, number in sorted(aliases.items()):
+        aliases_of.setdefault(parse_version(number), []).append(alias)
+    result = []
+    for row in rows:
+        number = parse_version(row.version)
+        created = row.creation_timestamp if row.creation_timestamp in VALID_CREATION else 0
+        result.append(Version(number, aliases_of.get(number, []), created, row.run_id, dict(row.tags)))
+    return sorted(result, key=lambda version: -version.number)
+
+
+def load_version(name: str, version: str = "champion") -> Retriever:
+    """Load a registered retriever into this process, after checking its files against their checksums.
+
+    Args:
+        name: registered model.
+        version: number or alias.
+
+    Raises:
+        RamenError: as in `resolve_version`; ArtifactError for damaged files.
     """
     number = resolve_version(name, version)
     with version_folders(name, number) as (encoder_dir, index_dir), plain_errors(f"loading {name} version {number}"):
@@ -116,9 +200,10 @@ def load_version(name: str, version: str = "champion") -> Retriever:
 
 @contextmanager
 def version_folders(name: str, number: int) -> Iterator[tuple[Path, Path]]:
-    """The encoder's and the index's folder of a registered version, for as long as the context lasts.
+    """Yield the encoder's and the index's folder of a registered version.
 
-    Files of a local store are used in place; those of a remote one are fetched into a temporary folder.
+    Files of a local store are used in place; those of a remote store are downloaded into a temporary folder, which is
+    deleted at the end.
     """
     import mlflow
 
@@ -133,116 +218,35 @@ def version_folders(name: str, number: int) -> Iterator[tuple[Path, Path]]:
             )
             with reading(folder / "MLmodel", "run `ramen publish-index` again"):
                 flavors = mlflow.models.Model.load(str(folder)).flavors
-        yield _place(folder, flavors, "encoder", name, number), _place(folder, flavors, "index", name, number).parent
+        paths = {part: _model_path(folder, flavors, part, f"{name} version {number}") for part in ("encoder", "index")}
+        yield paths["encoder"], paths["index"].parent
 
 
-def _place(folder: Path, flavors: Any, part: str, name: str, number: int) -> Path:
-    """Where a part of a registered retriever lies. Raises RamenError for a model that ramen did not publish."""
+def _model_path(folder: Path, flavors: Any, part: str, where: str) -> Path:
+    """Return the path of a model's part. Raises RamenError for a model that ramen did not publish."""
     try:
-        place: Path = folder / flavors["python_function"]["artifacts"][part]["path"]
+        path: Path = folder / flavors["python_function"]["artifacts"][part]["path"]
     except (KeyError, TypeError):
         raise RamenError(
-            f"{name} version {number}: is no retriever (its model names no {part}); give a version that "
-            "`ramen publish-index` registered"
+            f"{where}: is not a retriever (its model has no {part}); "
+            "give a version that `ramen publish-index` registered"
         ) from None
-    if not place.resolve().is_relative_to(folder.resolve()):
-        raise RamenError(f"{name} version {number}: its {part} lies outside the model, at {place}; publish it again")
-    return place
-
-
-@dataclass(frozen=True)
-class Version:
-    """A registered version: what it is, where it came from, what was measured, what the gate said.
-
-    Attributes:
-        number, aliases, run_id: as in MLflow.
-        created: milliseconds since the epoch.
-        tags: all of the version's tags (methods of `measuring` and `promotion` name them).
-    """
-
-    number: int
-    aliases: list[str]
-    created: int
-    run_id: str
-    tags: dict[str, str]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The tags that are evaluation metrics and finite numbers, such as `psp_at_5` and `tail/p_at_1`."""
-        found = {key: finite(text) for key, text in self.tags.items() if is_metric(key)}
-        return {key: value for key, value in found.items() if value is not None}
-
-
-def finite(text: str | None) -> float | None:
-    """The finite number that a tag holds; None when it holds something else (anybody may set a tag)."""
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def is_metric(tag: str) -> bool:
-    """Whether a tag of a version is an evaluation metric."""
-    return bool(re.search(r"(^|/|_)(p|n|psp|psn|r)_at_\d", tag))
-
-
-def versions(name: str) -> list[Version]:
-    """All versions of a registered model, newest first. Raises RamenError when there is no such model."""
-    client = connect(must_exist=True)
-    with plain_errors(f"listing {name!r}", OFFLINE_RETRIES):
-        aliases = _registered(client, name).aliases
-        found = client.search_model_versions(f"name = '{name}'", max_results=10_000)
-    held: dict[int, list[str]] = {}
-    for alias, number in sorted(aliases.items()):
-        held.setdefault(version_in_answer(number), []).append(alias)
-    rows = []
-    for one in found:
-        number = version_in_answer(one.version)
-        created = one.creation_timestamp if one.creation_timestamp in LIFETIME else 0
-        rows.append(Version(number, held.get(number, []), created, one.run_id, dict(one.tags)))
-    return sorted(rows, key=lambda row: -row.number)
-
-
-def not_mlflow(wrong: str) -> RamenError:
-    """The error for an answer that no MLflow server gives."""
-    uri = registry_uri()
-    return RamenError(f"MLflow at {uri}: {wrong}; check that {uri_variable(uri)} is the address of an MLflow server")
-
-
-def version_in_answer(version: object) -> int:
-    """A version's number as the store names it. Raises RamenError if it is none."""
-    number = version_number(str(version))
-    if number is None:
-        raise not_mlflow(f"the answer names the version {shown(version)}, expected a number")
-    return number
-
-
-def connect(must_exist: bool = False) -> Any:
-    """A client; with `must_exist`, refuse rather than let MLflow create an empty database.
-
-    Raises:
-        RamenError: the store is of an unknown kind, damaged or out of reach, or its driver is missing.
-    """
-    from mlflow import MlflowClient
-
-    if must_exist:
-        require_store(registry=True)
-    with plain_errors(patience=OFFLINE_RETRIES):
-        return MlflowClient(tracking_uri())
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise RamenError(f"{where}: its {part} lies outside the model, at {path}; publish it again")
+    return path
 
 
 @contextmanager
 def isolate_mlflow() -> Iterator[None]:
-    """Keep MLflow from changing this process and from talking about it.
+    """Undo MLflow's changes to sys.path, and silence its log messages and progress bars.
 
-    A loaded model's code folder stays in front of sys.path otherwise, and every copied file draws a progress bar.
+    Loading a model puts its code folder first in sys.path and leaves it there.
     """
     path, logger = list(sys.path), logging.getLogger("mlflow")
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
-        with environment_defaults({PROGRESS_ENV: "false"}):
+        with environment_defaults({"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}):
             yield
     finally:
         sys.path[:] = path

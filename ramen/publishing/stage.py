@@ -14,7 +14,7 @@ from ramen.data.dataset import Texts
 from ramen.errors import ConfigError, RamenError, nearest
 from ramen.index.build import ann_recall, build_index, tune_nprobe
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
-from ramen.index.statistics import index_facts, measure_latency, sample_evenly, total_bytes, version_tags
+from ramen.index.statistics import RECALL_DEPTH, index_facts, measure_latency, sample_evenly, total_bytes, version_tags
 from ramen.publishing.holdout_comparison import Ask, compare_on_holdout
 from ramen.publishing.publish import CONTENTS_TAG, contents, publish, publish_again
 from ramen.retrieval import search
@@ -57,7 +57,7 @@ def publish_index(
     trained = load_trained(model.path, encoder)
     labels_LD = fused_labels(model.path, encode_labels(trained, model.path, labels.texts))
     built = build_index(labels_LD, index)
-    recall_k = min(index.recall_k, len(labels))
+    recall_k = min(RECALL_DEPTH, len(labels))
     queries_nD = trained.encode(queries)
     exact_nk, _ = search(queries_nD, labels_LD, recall_k)
     if not index.nprobe:

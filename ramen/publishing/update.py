@@ -23,7 +23,7 @@ from ramen.data.text_files import read_text_rows, text_lines
 from ramen.errors import DataError, Defect, RamenError
 from ramen.index.build import ann_recall, stored_vectors, update_index
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
-from ramen.index.statistics import measure_latency, sample_evenly, total_bytes, version_tags
+from ramen.index.statistics import RECALL_DEPTH, measure_latency, sample_evenly, total_bytes, version_tags
 from ramen.publishing.gate import ORIGIN, UPDATED_TAG, evaluated
 from ramen.publishing.publish import Published, publish
 from ramen.publishing.registry import connect, is_metric, load_version, plain_errors, resolve_version, version_folders
@@ -126,7 +126,7 @@ def build_update(
         write_retriever(folder, index, uids, texts, encoder_files=old_facts["encoder"], facts=facts)
         sample = sample_evenly(texts, RECALL_SAMPLE)
         labels_LD = stored_vectors(index)
-        queries_nD, k = updated.encoder.encode(sample), min(settings.recall_k, len(uids))
+        queries_nD, k = updated.encoder.encode(sample), min(RECALL_DEPTH, len(uids))
         recall = ann_recall(index, queries_nD, search(queries_nD, labels_LD, k)[0], k)
         # this recall is relative to the stored vectors; the old version's tag includes what compression lost
         recall = min(recall, float(old_tags["ann_recall"])) if "ann_recall" in old_tags else recall

@@ -12,7 +12,7 @@ from ramen.artifacts import open_artifact
 from ramen.data.dataset import Dataset
 from ramen.errors import ArtifactError
 from ramen.evaluation.quantiles import head_torso_tail
-from ramen.graph.metadata import read_graphs
+from ramen.graph.metadata import Side, read_graphs
 
 MAX_CANDIDATES = 30
 """Anchors per label and set that are compared with the query."""
@@ -42,7 +42,7 @@ class TrainingGraph:
         self.frequency: NDArray[np.int64] = np.bincount(problem.y_train.indices, minlength=len(problem.labels))
         bins = head_torso_tail(self.frequency)
         self.bin_of = {int(label): name for name, labels in bins.items() for label in labels}
-        self.graphs = {name: sides["labels"] for name, sides in read_graphs(graph.path).items()}
+        self.graphs = {name: sides[Side.LABEL] for name, sides in read_graphs(graph.path).items()}
         self.texts = {name: problem.anchor_sets[name].texts.texts for name in self.graphs}
 
     def describe(self, uid: str) -> dict[str, object]:

@@ -1,26 +1,25 @@
-"""Tracking: a small protocol, a tracker that does nothing, and MLflow.
+"""Experiment tracking in MLflow.
 
-mlflow is imported only when a tracker is opened. `RAMEN_TRACKING=off` turns tracking off.
+A stage reports through the `Tracker` protocol; `open_tracker` returns MLflow's implementation, or one that does
+nothing when `RAMEN_TRACKING=off`. mlflow is imported only when a tracker is opened.
 """
 
-from ramen.tracking.errors import is_store_error, plain_errors, registry_uri, store_error, tracking_uri
+from ramen.tracking.errors import is_store_error, plain_errors, store_error
 from ramen.tracking.evaluations import Evaluated, fetch_evaluations
-from ramen.tracking.journal import environment_defaults
 from ramen.tracking.protocol import NullTracker, Tracker
+from ramen.tracking.retries import environment_defaults
 from ramen.tracking.runs import (
-    SWITCH_ENV,
     UNTRACKED,
     PipelineRun,
     flat_params,
     list_pipeline_runs,
     open_tracker,
     push_kept,
-    require_store,
     run_files,
     start_pipeline_run,
-    tracking_is_off,
-    use_project_store,
 )
+from ramen.tracking.store import SWITCH_ENV, require_store, tracking_is_off, use_project_store
+from ramen.tracking.uris import registry_uri, tracking_uri
 
 __all__ = [
     "SWITCH_ENV",

@@ -1,4 +1,4 @@
-"""What MLflow holds of the evaluations of pipeline runs."""
+"""Read the evaluations of pipeline runs from MLflow."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramen.tracking.journal import environment_defaults
-from ramen.tracking.runs import Store
-
-QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+from ramen.tracking.retries import environment_defaults
+from ramen.tracking.store import Store
 
 
 @dataclass(frozen=True)
@@ -18,8 +16,8 @@ class Evaluated:
     """The evaluation of one pipeline run.
 
     Attributes:
-        dataset: digest of the dataset artifact, as the store keeps it (36 characters); None = not recorded.
-        file: a local copy of the file asked for; None = the evaluation stored none.
+        dataset: digest of the dataset artifact, as MLflow stores it (36 characters); None = not recorded.
+        file: local copy of the requested file; None = the evaluation did not store it.
     """
 
     dataset: str | None
@@ -27,34 +25,35 @@ class Evaluated:
 
 
 def fetch_evaluations(run_ids: Iterable[str], name: str, folder: Path) -> dict[str, Evaluated]:
-    """Read the dataset and download a file of the last `evaluate` stage of some pipeline runs.
+    """Read the last `evaluate` stage of some pipeline runs: its dataset, and one of its files.
 
     Args:
         run_ids: parent runs of pipelines.
-        name: of the file, as given to `Tracker.artifact`.
-        folder: where the copies go.
+        name: of the file, as passed to `Tracker.artifact`.
+        folder: receives the downloaded files.
 
     Returns:
-        Run id -> its evaluation; runs that did not evaluate are left out.
+        Run id -> its evaluation, without the runs that have none.
 
     Raises:
         RamenError: the store cannot be reached.
     """
     store = Store.connect()
-    found = {}
+    evaluations = {}
     for run_id in run_ids:
         query = f"tags.`mlflow.parentRunId` = '{run_id}' and tags.`ramen.stage` = 'evaluate'"
         stages = store.client.search_runs(
             [store.experiment_id], query, order_by=["attributes.start_time DESC"], max_results=1
         )
         if stages:
-            place = folder / run_id
-            place.mkdir()
-            found[run_id] = Evaluated(_dataset(stages[0]), _download(store.client, stages[0].info.run_id, name, place))
-    return found
+            target = folder / run_id
+            target.mkdir()
+            file = _download(store.client, stages[0].info.run_id, name, target)
+            evaluations[run_id] = Evaluated(_dataset_digest(stages[0]), file)
+    return evaluations
 
 
-def _dataset(run: Any) -> str | None:
+def _dataset_digest(run: Any) -> str | None:
     digests = [used.dataset.digest for used in run.inputs.dataset_inputs if used.dataset.name == "dataset"]
     return digests[0] if digests else None
 
@@ -62,5 +61,5 @@ def _dataset(run: Any) -> str | None:
 def _download(client: Any, run_id: str, name: str, folder: Path) -> Path | None:
     if not any(entry.path == name for entry in client.list_artifacts(run_id)):
         return None
-    with environment_defaults(QUIET):
+    with environment_defaults({"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}):
         return Path(client.download_artifacts(run_id, name, str(folder)))

@@ -1,14 +1,16 @@
-"""Writes to an MLflow store that may be out of reach: bounded retries, then a journal on disk, sent later.
+"""Journal of pending tracking writes, for an MLflow store that is unreachable.
 
-Training must not die, nor stand still, because a tracking server restarts. A write that fails after a few retries is
-appended to a journal, and so is everything after it, so the order stays; every `TRY_AGAIN` seconds, and when the run
-ends, the journal is sent. What is left then is sent by `ramen tracking push`.
+A tracking server that restarts must neither end nor stall a training. A write that fails after a few retries is
+appended to a journal on disk, and so are all later writes, which keeps their order. The journal is flushed every
+`FLUSH_SECONDS` and when the run ends; `ramen tracking push` flushes what is left then.
 
-Files go another way than the rest (to an object store, or through a proxy that may find them too large). One that is
-not taken holds up no metric behind it: it waits for the next attempt, or, if it never will be taken, is dropped.
+Files are uploaded separately (to an object store, or through a proxy with a size limit), so a file that fails does
+not delay the writes after it: it is retried at the next flush, or dropped if the error is permanent.
 
-A journal is a folder: `writes.jsonl` (a write per line, its files beside it), `sent.json` (how far it was sent, what
-was passed over, and which run stands for which placeholder) and `lock`, held by the process that writes it.
+A journal is a folder with
+* `writes.jsonl`, one write per line, and the files of the writes under `files`;
+* `sent.json`, the progress: lines sent, lines to retry, and the run id of each placeholder;
+* `lock`, held by the process that writes the journal.
 """
 
 from __future__ import annotations
@@ -18,58 +20,56 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from ramen.artifacts import checked, is_inside, read_json, reading, write_json
 from ramen.errors import ArtifactError, reason, warn
 from ramen.redaction import redact_values
+from ramen.tracking.retries import OFFLINE_RETRIES, ONLINE_RETRIES, environment_defaults
 
 SPOOL_ENV = "RAMEN_SPOOL"
-"""Folder of the journals; by default .ramen/tracking in the working directory. In a pod: a volume that outlives it."""
-TRY_AGAIN = 60.0
-"""Seconds between two attempts to send a journal."""
-NO_LONG_WAIT = {"MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
-"""A server may ask for an hour between two attempts."""
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30", **NO_LONG_WAIT}
-"""Of a write: about a minute. MLflow's own patience is many silent minutes."""
-OFFLINE_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15", **NO_LONG_WAIT}
-"""While the store is known to be out of reach."""
+"""Folder of the journals, by default .ramen/tracking in the working directory. In a pod: a volume that outlives it."""
+FLUSH_SECONDS = 60.0
+"""Time between two attempts to flush a journal."""
 PERMANENT_ERRORS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
-"""MLflow's codes for a write that no later attempt makes good."""
-MAY_PASS = {401, 403, 404, 408, 425, 429}
-"""HTTP answers below 500 that a later attempt may not get again: the others say that the write itself is at fault."""
+"""MLflow's error codes for a write that fails at every attempt."""
+RETRYABLE_STATUS = {401, 403, 404, 408, 425, 429}
+"""HTTP status codes below 500 that a retry may not get again; the others mean that the write itself is wrong."""
 
-NOTHING = ""
-"""Name of a write that is damaged."""
+DAMAGED = ""
+"""Kind of a write that cannot be read."""
 WRITES, SENT, LOCK, FILES = "writes.jsonl", "sent.json", "lock", "files"
 
 
 class Journal:
-    """Carries out writes on an MLflow client, or keeps them until it can.
+    """Executes writes on an MLflow client, or stores them on disk while the MLflow store is unreachable.
 
     Args:
         client: MlflowClient.
-        folder: where the journals of all processes go; this one makes a folder of its own when it needs one.
+        folder: parent folder of the journals of all processes; this journal creates its own folder when it needs one.
     """
 
     def __init__(self, client: Any, folder: Path) -> None:
         self._client, self._spool = client, folder
         self._folder: Path | None = None
         self._lock: TextIO | None = None
-        self._ids: dict[str, str] = {}
-        self._kept = self._sent = 0
-        self._later: list[int] = []
-        self._next_try = 0.0
+        self._run_ids: dict[str, str] = {}  # by placeholder
+        self._lines = self._sent = 0
+        self._retry: list[int] = []  # lines before `_sent` whose files are pending
+        self._next_flush = 0.0
 
     @classmethod
     def reopen(cls, client: Any, folder: Path) -> Journal | None:
-        """Take over a journal that its process left; None while that process lives."""
+        """Return the journal of an ended process, locked by this one; None if its process is still running.
+
+        Raises:
+            ArtifactError: the journal's files are damaged.
+        """
         journal = cls(client, folder.parent)
         journal._folder, journal._lock = folder, (folder / LOCK).open("a")
         try:
@@ -78,96 +78,100 @@ class Journal:
             journal._lock.close()
             return None
         try:
-            journal._kept = len(_lines(folder / WRITES))
+            journal._lines = len(_read_lines(folder / WRITES))
             if (folder / SENT).exists():
-                progress = read_json(folder / SENT, dict[str, Any], remedy=f"to drop what it holds: rm -r {folder}")
-                journal._restore(progress)
+                journal._restore(read_json(folder / SENT, dict[str, Any], remedy=_remedy(folder)))
         except ArtifactError:
             journal.release()
             raise
         return journal
 
     def _restore(self, progress: Mapping[str, Any]) -> None:
-        """Continue from a `sent.json`. Raises ArtifactError unless it fits the journal."""
+        """Load the content of `sent.json`. Raises ArtifactError if it does not match `writes.jsonl`."""
         assert self._folder is not None
         forms = {"sent": int, "ids": dict[str, str], "later": list[int]}
-        where, remedy = self._folder / SENT, f"to drop what it holds: rm -r {self._folder}"
-        self._sent, self._ids, self._later = (
+        where, remedy = self._folder / SENT, _remedy(self._folder)
+        self._sent, self._run_ids, self._retry = (
             checked(progress.get(key, [] if key == "later" else None), form, f"{where}: {key}", remedy)
             for key, form in forms.items()
         )
-        if not all(0 <= number <= self._kept for number in (self._sent, *self._later)) or self._kept in self._later:
-            raise ArtifactError(f"{where}: counts writes that {WRITES} does not hold; {remedy}")
+        if not all(0 <= number <= self._lines for number in (self._sent, *self._retry)) or self._lines in self._retry:
+            raise ArtifactError(f"{where}: refers to lines that {WRITES} does not have; {remedy}")
 
     @property
     def pending(self) -> int:
-        """Writes that the store does not have yet."""
-        return self._kept - self._sent + len(self._later)
+        """Number of writes that the store does not have yet."""
+        return self._lines - self._sent + len(self._retry)
 
     def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
-        """Open a run; returns its id, a placeholder if the store is out of reach."""
+        """Create a run and return its id, or a placeholder if the store is unreachable."""
         tags = redact_values(tags)
-        if self._online():
+        if self._is_online():
             try:
-                with environment_defaults(PATIENCE):
-                    return str(self._create(experiment, name, tags))
+                with environment_defaults(ONLINE_RETRIES):
+                    return str(self._create_run(experiment, name, tags))
             except Exception as error:
-                self._lost(error)
+                self._start(error)
         placeholder = f"kept-{uuid.uuid4().hex}"
-        self._keep({"write": "create_run", "run": placeholder, "experiment": experiment, "name": name,
-                    "tags": dict(tags), "time": _now()})  # fmt: skip
+        self._append({"write": "create_run", "run": placeholder, "experiment": experiment, "name": name,
+                      "tags": dict(tags), "time": int(time.time() * 1000)})  # fmt: skip
         return placeholder
 
-    def write(self, write: str, run: str, file: Path | None = None, **values: Any) -> None:
-        """One write: a name of `_WRITES`, its run, its values, and a file or folder that goes with it.
+    def write(self, kind: str, run: str, file: Path | None = None, **values: Any) -> None:
+        """Execute a write, or append it to the journal.
 
-        A file that the store will never take is dropped with a warning; any other refusal is raised. Credentials are
-        removed from the values.
+        A file that the store refuses permanently is dropped with a warning; other permanent errors are raised.
+
+        Args:
+            kind: key of `_WRITES`.
+            run: id or placeholder.
+            file: file or folder to upload.
+            values: arguments of the write; credentials in them are redacted.
         """
         values = redact_values(values)
-        if self._online():
+        if self._is_online():
             try:
-                with environment_defaults(PATIENCE):
-                    _WRITES[write](self._client, self._ids.get(run, run), file=file, **values)
+                with environment_defaults(ONLINE_RETRIES):
+                    _WRITES[kind](self._client, self._run_ids.get(run, run), file=file, **values)
                 return
             except Exception as error:
-                if file is not None and not _out_of_reach(error):
-                    warn(f"{file.name} was refused by the tracking store and is dropped: {reason(error)}")
+                if file is not None and not _is_retryable(error):
+                    warn(f"{file.name}: dropped, because the tracking store refused it: {reason(error)}")
                     return
-                self._lost(error)
-        self._keep({"write": write, "run": run, "values": values}, file)
+                self._start(error)
+        self._append({"write": kind, "run": run, "values": values}, file)
 
     def send(self) -> bool:
-        """Send what is kept, in order; True when nothing is left. Killed on the way, it goes on where it was."""
+        """Flush: execute the pending writes in order; return whether none is left. A killed flush can be resumed."""
         if self._folder is None:
             return True
-        rows = _lines(self._folder / WRITES)
-        files_wait = False
+        lines = _read_lines(self._folder / WRITES)
+        files_blocked = False
         with environment_defaults(OFFLINE_RETRIES):
-            for number in (*self._later, *range(self._sent, len(rows))):
-                row = self._row(rows[number], number + 1)
-                taken = not (files_wait and "file" in row)
+            for number in (*self._retry, *range(self._sent, len(lines))):
+                row = self._parse(lines[number], number + 1)
+                done = not (files_blocked and "file" in row)
                 try:
-                    if taken:
-                        self._carry_out(row)
+                    if done:
+                        self._replay(row)
                 except Exception as error:
-                    if not _out_of_reach(error):
-                        warn(f"a write was refused and is dropped: {reason(error)}")
+                    if not _is_retryable(error):
+                        warn(f"dropped a write, because the tracking store refused it: {reason(error)}")
                     elif "file" in row:
-                        taken, files_wait = False, True
+                        done, files_blocked = False, True
                     else:
                         break
-                self._passed(number, taken)
+                self._save_progress(number, done)
         if self.pending:
-            self._next_try = time.monotonic() + TRY_AGAIN
+            self._next_flush = time.monotonic() + FLUSH_SECONDS
             return False
-        self.release()  # before the folder goes: NFS keeps a file that is open, and its folder with it
+        self.release()  # before the folder is deleted: NFS keeps an open file, and therefore its folder
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder, self._kept, self._sent = None, 0, 0
+        self._folder, self._lines, self._sent = None, 0, 0
         return True
 
-    def _row(self, line: str, number: int) -> dict[str, Any]:
-        """A write as `_keep` wrote it; one that is damaged is dropped with a warning, and does nothing."""
+    def _parse(self, line: str, number: int) -> dict[str, Any]:
+        """Return a write as `_append` stored it; a damaged one becomes a write that does nothing, with a warning."""
         assert self._folder is not None
         where = f"{self._folder / WRITES}:{number}"
         try:
@@ -183,110 +187,110 @@ class Journal:
                 return dict(row)
         except ArtifactError:
             pass
-        warn(f"{where}: damaged: this write is dropped")
-        return {"write": NOTHING, "run": ""}
+        warn(f"{where}: damaged; this write is dropped")
+        return {"write": DAMAGED, "run": ""}
 
-    def _passed(self, number: int, taken: bool) -> None:
-        """Note that a row is done, or is to be tried once more at the next attempt."""
+    def _save_progress(self, number: int, done: bool) -> None:
+        """Record that a line is done, or that the next flush retries it."""
         assert self._folder is not None
         self._sent = max(self._sent, number + 1)
-        later = set(self._later) - {number} if taken else {*self._later, number}
-        self._later = sorted(later)
-        write_json(self._folder / SENT, {"sent": self._sent, "ids": self._ids, "later": self._later})
+        self._retry = sorted(set(self._retry) - {number} if done else {*self._retry, number})
+        write_json(self._folder / SENT, {"sent": self._sent, "ids": self._run_ids, "later": self._retry})
 
     def close(self) -> None:
-        """Send what can be sent, and say what could not."""
+        """Flush; warn if writes are still pending."""
         if not self.send():
             warn(
-                f"the tracking store is out of reach; {self.pending} writes are kept in {self._folder}: "
-                "`ramen tracking push` sends them"
+                f"the tracking store is unreachable: {self.pending} writes are pending in {self._folder}; "
+                "send them with `ramen tracking push`"
             )
             self.release()
 
     def release(self) -> None:
-        """Leave the journal on disk to others."""
+        """Unlock the journal, so that another process can flush it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def _online(self) -> bool:
-        if self._folder is not None and time.monotonic() >= self._next_try and self.send():
-            print("the tracking store is back; everything kept was sent", file=sys.stderr, flush=True)
+    def _is_online(self) -> bool:
+        """Return whether writes go to the store directly; flush first if the time has come."""
+        if self._folder is not None and time.monotonic() >= self._next_flush and self.send():
+            print("the tracking store is reachable again; all pending writes were sent", file=sys.stderr, flush=True)
         return self._folder is None
 
-    def _lost(self, error: Exception) -> None:
-        """Begin a journal, unless the error is one that no later attempt makes good."""
-        if not _out_of_reach(error):
+    def _start(self, error: Exception) -> None:
+        """Create the journal's folder after a failed write; raise the error if a retry cannot succeed."""
+        if not _is_retryable(error):
             raise error
         self._folder = self._spool / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         (self._folder / FILES).mkdir(parents=True)
         self._lock = (self._folder / LOCK).open("a")
-        with suppress(OSError):  # a file system without locks: as before there were any
+        with suppress(OSError):  # some file systems have no locks
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._next_try = time.monotonic() + TRY_AGAIN
-        warn(f"the tracking store is out of reach ({reason(error)}); writes are kept in {self._folder}")
+        self._next_flush = time.monotonic() + FLUSH_SECONDS
+        warn(f"the tracking store is unreachable ({reason(error)}); writes are saved in {self._folder}")
 
-    def _keep(self, row: dict[str, Any], file: Path | None = None) -> None:
+    def _append(self, row: dict[str, Any], file: Path | None = None) -> None:
         assert self._folder is not None
         if file is not None:
-            place = self._folder / FILES / str(self._kept) / file.name
-            place.parent.mkdir()
-            shutil.copytree(file, place) if file.is_dir() else shutil.copyfile(file, place)
-            row["file"] = str(place.relative_to(self._folder))
+            copy = self._folder / FILES / str(self._lines) / file.name
+            copy.parent.mkdir()
+            shutil.copytree(file, copy) if file.is_dir() else shutil.copyfile(file, copy)
+            row["file"] = str(copy.relative_to(self._folder))
         with (self._folder / WRITES).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-        self._kept += 1
+        self._lines += 1
 
-    def _carry_out(self, row: dict[str, Any]) -> None:
+    def _replay(self, row: dict[str, Any]) -> None:
         assert self._folder is not None
-        if row["write"] == NOTHING:
+        if row["write"] == DAMAGED:
             return
         if row["write"] == "create_run":
-            self._ids[row["run"]] = self._create(row["experiment"], row["name"], row["tags"], row["time"])
+            self._run_ids[row["run"]] = self._create_run(row["experiment"], row["name"], row["tags"], row["time"])
             return
         file = self._folder / row["file"] if "file" in row else None
-        _WRITES[row["write"]](self._client, self._ids.get(row["run"], row["run"]), file=file, **row["values"])
+        _WRITES[row["write"]](self._client, self._run_ids.get(row["run"], row["run"]), file=file, **row["values"])
 
-    def _create(self, experiment: str, name: str, tags: Mapping[str, str], start: int | None = None) -> str:
+    def _create_run(self, experiment: str, name: str, tags: Mapping[str, str], start: int | None = None) -> str:
         parent = tags.get("mlflow.parentRunId")
-        own = {**tags, **({"mlflow.parentRunId": self._ids.get(parent, parent)} if parent else {})}
-        run = self._client.create_run(experiment, run_name=name, tags=own, start_time=start)
+        tags = {**tags, **({"mlflow.parentRunId": self._run_ids.get(parent, parent)} if parent else {})}
+        run = self._client.create_run(experiment, run_name=name, tags=tags, start_time=start)
         if not str(run.info.run_id or "").strip():
-            raise ValueError("the answer names no run, as an MLflow server's does")
+            raise ValueError("the response has no run id; it does not come from an MLflow server")
         return str(run.info.run_id)
 
 
-def _params(client: Any, run: str, *, values: dict[str, str], file: Path | None = None) -> None:
-    """Parameters a run does not hold yet; MLflow refuses to change one."""
+def _log_params(client: Any, run: str, *, values: dict[str, str], file: Path | None = None) -> None:
+    """Log the parameters that a run does not have yet; MLflow refuses to change one."""
     from mlflow.entities import Param
 
     known = client.get_run(run).data.params
     client.log_batch(run, params=[Param(key, value) for key, value in values.items() if key not in known])
 
 
-def _metrics(client: Any, run: str, *, points: list[list[Any]], file: Path | None = None) -> None:
+def _log_metrics(client: Any, run: str, *, points: list[list[Any]], file: Path | None = None) -> None:
     from mlflow.entities import Metric
 
-    for start in range(0, len(points), 900):  # the API takes 1,000 at a time
+    for start in range(0, len(points), 900):  # the API accepts 1,000 per request
         client.log_batch(run, metrics=[Metric(*point) for point in points[start : start + 900]])
 
 
-def _tags(client: Any, run: str, *, values: dict[str, str], file: Path | None = None) -> None:
+def _set_tags(client: Any, run: str, *, values: dict[str, str], file: Path | None = None) -> None:
     from mlflow.entities import RunTag
 
     client.log_batch(run, tags=[RunTag(key, value) for key, value in values.items()])
 
 
-def _dataset(client: Any, run: str, *, name: str, digest: str, source: str, file: Path | None = None) -> None:
+def _log_dataset(client: Any, run: str, *, name: str, digest: str, source: str, file: Path | None = None) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     entity = Dataset(name, digest, "local", json.dumps({"uri": source}))
     client.log_inputs(run, [DatasetInput(entity, [InputTag("mlflow.data.context", name)])])
 
 
-def _artifact(client: Any, run: str, *, folder: str, file: Path | None = None) -> None:
+def _log_artifact(client: Any, run: str, *, folder: str, file: Path | None = None) -> None:
     assert file is not None
     if file.is_dir():
         client.log_artifacts(run, str(file), folder or None)
@@ -294,74 +298,47 @@ def _artifact(client: Any, run: str, *, folder: str, file: Path | None = None) -
         client.log_artifact(run, str(file), folder or None)
 
 
-def _end(client: Any, run: str, *, status: str, time: int, file: Path | None = None) -> None:
+def _end_run(client: Any, run: str, *, status: str, time: int, file: Path | None = None) -> None:
     client.set_terminated(run, status, time)
 
 
 _WRITES: dict[str, Callable[..., None]] = {
-    "params": _params, "metrics": _metrics, "tags": _tags, "dataset": _dataset, "artifact": _artifact, "end": _end,
+    "params": _log_params, "metrics": _log_metrics, "tags": _set_tags, "dataset": _log_dataset,
+    "artifact": _log_artifact, "end": _end_run,
 }  # fmt: skip
+"""Kind of a write, as in `writes.jsonl` -> function."""
 
 
-def spool() -> Path:
-    """Folder of the journals."""
+def journals_folder() -> Path:
+    """Return the folder of the journals: RAMEN_SPOOL, by default .ramen/tracking."""
     return Path(os.environ.get(SPOOL_ENV) or Path(".ramen") / "tracking")
 
 
-def kept(folder: Path) -> list[Path]:
-    """Journals in a folder, oldest first."""
+def find_journals(folder: Path) -> list[Path]:
+    """Return the journals in a folder, oldest first."""
     return sorted(path.parent for path in folder.glob(f"*/{WRITES}"))
 
 
-def _lines(path: Path) -> list[str]:
-    """Whole lines; a last one that a kill cut off is no write."""
+def _remedy(folder: Path) -> str:
+    return f"to delete this journal and its pending writes: rm -r {folder}"
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Return the complete lines; a kill may leave a last line without an end."""
     text = ""
     if path.exists():
-        with reading(path, f"to drop what it holds: rm -r {path.parent}"):
+        with reading(path, _remedy(path.parent)):
             text = path.read_bytes().decode("utf-8", errors="replace")
     return text.split("\n")[:-1]
 
 
-def _out_of_reach(error: Exception) -> bool:
-    """Whether a later attempt may succeed: no answer, an error of the server, or keys that it does not take."""
+def _is_retryable(error: Exception) -> bool:
+    """Return whether a retry may succeed: no response, an error of the server, or refused credentials."""
     if getattr(error, "error_code", "") in PERMANENT_ERRORS or isinstance(error, TypeError | AssertionError):
         return False
-    answer = getattr(error, "response", None)
-    if isinstance(answer, dict):  # botocore's
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore's
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     else:
-        status = getattr(answer, "status_code", None)
-    return status is None or status >= 500 or status in MAY_PASS
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
-
-
-_defaults_lock = threading.Lock()
-_defaults_held: dict[str, int] = {}
-"""Variables that `environment_defaults` set -> how many callers need them; threads of a server share them."""
-
-
-@contextmanager
-def environment_defaults(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for a while, of those that the caller's environment does not set.
-
-    Several threads may use it at once: a variable stays until the last of them ends.
-    """
-    taken = []
-    with _defaults_lock:
-        for key, value in values.items():
-            if key in _defaults_held or key not in os.environ:
-                os.environ.setdefault(key, value)
-                _defaults_held[key] = _defaults_held.get(key, 0) + 1
-                taken.append(key)
-    try:
-        yield
-    finally:
-        with _defaults_lock:
-            for key in taken:
-                _defaults_held[key] -= 1
-                if not _defaults_held[key]:
-                    del _defaults_held[key]
-                    os.environ.pop(key, None)
+        status = getattr(response, "status_code", None)
+    return status is None or status >= 500 or status in RETRYABLE_STATUS

@@ -1,4 +1,4 @@
-"""What a stage may report, and the tracker that does nothing."""
+"""The interface that stages report through, and a tracker that does nothing."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, Protocol
 
 
 class Tracker(Protocol):
-    """What a stage may report. All calls are cheap and may be made from rank 0 only."""
+    """What a stage can report. Calls are cheap; only rank 0 makes them."""
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Record flat parameters."""
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record metrics, at a step if there is one."""
+        """Record metrics, optionally at a step."""
 
     def curve(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record points of curves, by global step, on this run and on its pipeline's parent.
+        """Record curve points by global step, on this run and on its pipeline's parent.
 
-        A curve has a name that no summary has: a summary has no step, which MLflow draws as step 0.
+        A curve and a summary metric need different names: MLflow draws a metric without a step at step 0.
         """
 
     def headline(self, metrics: Mapping[str, float]) -> None:
-        """Record metrics on this run and on its pipeline's parent, so that pipelines compare row by row."""
+        """Record summary metrics on this run and on its pipeline's parent, so that pipelines can be compared."""
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags on this run."""
@@ -40,11 +40,11 @@ class Tracker(Protocol):
 
     @property
     def run_id(self) -> str | None:
-        """Id of this run, None when nothing is tracked."""
+        """Id of this run, None when tracking is off."""
 
 
 class NullTracker:
-    """Accepts everything, does nothing."""
+    """A tracker that does nothing."""
 
     run_id: str | None = None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ramen.config import Sampling
-from ramen.graph.metadata import Graphs, drawing_weights
+from ramen.graph.metadata import Graphs, Side, drawing_weights
 from ramen.sampling import Ints, RowSampler
 
 
@@ -18,7 +18,7 @@ class GraphNegatives:
     """Draws labels two hops from documents: to one of the document's anchors, then to one of the anchor's labels.
 
     Args:
-        graphs: set -> side ("train" or "labels") -> graph.
+        graphs: set -> side -> graph.
         sampling: how a document's anchor is drawn; an anchor's label is drawn uniformly.
         share: largest share of a step's random labels.
     """
@@ -27,8 +27,8 @@ class GraphNegatives:
         self.share = share
         self._hops = []
         for name in sorted(graphs):
-            to_labels = graphs[name]["labels"].csr().T.tocsr()
-            to_anchors = graphs[name]["train"]
+            to_labels = graphs[name][Side.LABEL].csr().T.tocsr()
+            to_anchors = graphs[name][Side.DOCUMENT]
             # drop anchors without labels
             to_anchors = to_anchors.select(np.diff(to_labels.indptr)[to_anchors.indices] > 0)
             weights = drawing_weights(graphs[name], sampling)

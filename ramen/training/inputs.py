@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,12 +17,9 @@ from ramen.data.filters import heldout_filter
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.graph.cleaning import anchors_among, false_negative_anchors
-from ramen.graph.metadata import Graph, Graphs, read_graphs
+from ramen.graph.metadata import Graph, Graphs, Side, read_graphs
 from ramen.training.heldout import HeldOut, split_held_out
 from ramen.training.label_augmentation import augment_labels
-
-SIDE_NAMES: dict[str, Literal["document", "label"]] = {"train": "document", "labels": "label"}
-"""Graph side on disk -> side in a regulariser's name."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +45,10 @@ class TrainingInputs:
     held_out: HeldOut
     ignored: sp.csr_matrix
     pairs: sp.csr_matrix
-    graphs: dict[str, dict[str, Graph]]
-    negative_graphs: dict[str, dict[str, Graph]]
-    active: dict[str, dict[str, bool]]
-    false_negatives: dict[str, dict[str, sp.csr_matrix]]
+    graphs: dict[str, dict[Side, Graph]]
+    negative_graphs: dict[str, dict[Side, Graph]]
+    active: dict[str, dict[Side, bool]]
+    false_negatives: dict[str, dict[Side, sp.csr_matrix]]
     texts: TextTable
 
     def label_problem(
@@ -88,9 +84,9 @@ def prepare_inputs(
     """
     held_out, training_rows = split_held_out(dataset, training)
     ignored = heldout_filter(dataset, held_out)
-    known: dict[str, dict[str, Graph]] = {}
-    used: dict[str, dict[str, Graph]] = {}
-    negative_graphs: dict[str, dict[str, Graph]] = {}
+    known: dict[str, dict[Side, Graph]] = {}
+    used: dict[str, dict[Side, Graph]] = {}
+    negative_graphs: dict[str, dict[Side, Graph]] = {}
     if objective.graphs or objective.augment_labels:
         known = training_graphs(graph, dataset, held_out)
         used = select_anchor_sets(known, objective.anchor_sets, "objective.anchor_sets")
@@ -109,13 +105,13 @@ def prepare_inputs(
         pairs,
         graphs,
         negative_graphs,
-        {name: {side: objective.weight(name, SIDE_NAMES[side]) > 0 for side in SIDE_NAMES} for name in graphs},
+        {name: {side: objective.weight(name, side.item) > 0 for side in Side} for name in graphs},
         _false_negatives(dataset, graphs, held_out),
         tokenise(encoder, dataset),
     )
 
 
-def training_graphs(path: Path, dataset: Dataset, held_out: NDArray[np.int64]) -> dict[str, dict[str, Graph]]:
+def training_graphs(path: Path, dataset: Dataset, held_out: NDArray[np.int64]) -> dict[str, dict[Side, Graph]]:
     """The graphs under `path`, without the edges to anchors that are held-out documents.
 
     A label regularised towards a document is trained on that pair, so no held-out document may be an anchor, as no test
@@ -129,8 +125,8 @@ def training_graphs(path: Path, dataset: Dataset, held_out: NDArray[np.int64]) -
 
 
 def select_anchor_sets(
-    graphs: dict[str, dict[str, Graph]], wanted: Sequence[str], knob: str
-) -> dict[str, dict[str, Graph]]:
+    graphs: dict[str, dict[Side, Graph]], wanted: Sequence[str], knob: str
+) -> dict[str, dict[Side, Graph]]:
     """The graphs of the anchor sets that a knob names; all if it names none.
 
     Raises:
@@ -142,7 +138,7 @@ def select_anchor_sets(
 
 def _false_negatives(
     dataset: Dataset, graphs: Graphs, held_out: NDArray[np.int64]
-) -> dict[str, dict[str, sp.csr_matrix]]:
+) -> dict[str, dict[Side, sp.csr_matrix]]:
     """Set -> side -> anchors that are no negatives of an item, whether the graph has the edge or not."""
     is_training = np.ones(len(dataset.train), np.float32)
     is_training[held_out] = 0
@@ -151,8 +147,8 @@ def _false_negatives(
     anchors = {name: dataset.anchor_sets[name].texts for name in graphs}
     return {
         name: {
-            "train": false_negative_anchors(dataset.train, dataset.labels, y, texts),
-            "labels": false_negative_anchors(dataset.labels, dataset.train, sp.csr_matrix(y.T), texts),
+            Side.DOCUMENT: false_negative_anchors(dataset.train, dataset.labels, y, texts),
+            Side.LABEL: false_negative_anchors(dataset.labels, dataset.train, sp.csr_matrix(y.T), texts),
         }
         for name, texts in anchors.items()
     }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import scipy.sparse as sp
 
-from ramen.graph.metadata import Graph, degree
+from ramen.graph.metadata import Graphs, Side, degree
 
 HUB_EDGES = 500
 """Anchors with more edges are ignored: they would connect everything."""
@@ -15,7 +13,7 @@ MAX_NEW_LABELS = 10
 """Largest number of new labels per document; those with the most shared anchors come first."""
 
 
-def augment_labels(y: sp.csr_matrix, ignore: sp.csr_matrix, graphs: Mapping[str, Mapping[str, Graph]]) -> sp.csr_matrix:
+def augment_labels(y: sp.csr_matrix, ignore: sp.csr_matrix, graphs: Graphs) -> sp.csr_matrix:
     """Add pairs of a document and a label that share an anchor to the true pairs.
 
     For training only: evaluation and propensities use the true pairs.
@@ -23,7 +21,7 @@ def augment_labels(y: sp.csr_matrix, ignore: sp.csr_matrix, graphs: Mapping[str,
     Args:
         y: CSR N x L, true pairs.
         ignore: CSR N x L, pairs that are neither positive nor negative, such as a document and itself as a label.
-        graphs: set -> side ("train" or "labels") -> cleaned graph; edges added by the walk are not used.
+        graphs: set -> side -> cleaned graph; edges added by the walk are not used.
 
     Returns:
         CSR N x L, values 1.0.
@@ -32,7 +30,7 @@ def augment_labels(y: sp.csr_matrix, ignore: sp.csr_matrix, graphs: Mapping[str,
     for sides in graphs.values():
         given = {side: graph.given() for side, graph in sides.items()}
         kept = sp.diags((degree(given) <= HUB_EDGES).astype(np.float32))
-        shared = shared + (given["train"] @ kept) @ given["labels"].T
+        shared = shared + (given[Side.DOCUMENT] @ kept) @ given[Side.LABEL].T
     known = (y + ignore).tocsr()
     rows, columns = [], []
     for row in range(y.shape[0]):

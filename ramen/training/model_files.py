@@ -15,6 +15,7 @@ from ramen.artifacts import Artifact, Draft, read_arrays, read_json, reading, wr
 from ramen.config import Section
 from ramen.encoder.label_vectors import OFFSETS_FILE, read_offsets, write_offsets
 from ramen.errors import ConfigError
+from ramen.tracking import flat_params
 from ramen.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from ramen.training.trainer import Trainer
 
@@ -27,7 +28,7 @@ STATE_FILE = "training_state.safetensors"
 
 WARM_SETTINGS = {
     "encoder": ("name", "max_length", "pooling"),
-    "base": ("name", "labels_per_offset", "offset_heads"),
+    "base": ("name", "dexa"),
     "objective": ("augment_labels",),
     "training": ("seed", "validation_fraction", "warmup_epochs"),
     "guidance": ("enabled", "anchor_sets", "max_length", "epochs"),
@@ -100,9 +101,14 @@ def check_warm_settings(model: Artifact, sections: Mapping[str, Section]) -> Non
         warm, current = model.manifest["sections"][section], sections[section]
         if not (warm.get("enabled", True) or getattr(current, "enabled", True)):
             continue  # switched off in both: its other settings have no effect
-        for key in keys:
-            if warm[key] != getattr(current, key):
+        if missing := [key for key in keys if key not in warm]:
+            raise ConfigError(
+                f"{model.path}: written by an older version, without {section}.{missing[0]}; run `ramen warmup` again"
+            )
+        before, after = flat_params({section: warm}), flat_params({section: current.model_dump()})
+        for key, value in after.items():
+            if key.split(".")[1] in keys and before.get(key) != value:
                 raise ConfigError(
-                    f"{section}.{key} = {getattr(current, key)}: {model.path} was trained with {warm[key]}; run "
-                    "`ramen warmup` again, or restore the setting"
+                    f"{key} = {value}: {model.path} was trained with {before.get(key)}; run `ramen warmup` again, or "
+                    "restore the setting"
                 )

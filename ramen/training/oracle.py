@@ -22,7 +22,7 @@ from ramen.config import Sampling
 from ramen.data.dataset import Dataset, Texts
 from ramen.errors import ConfigError
 from ramen.graph.cleaning import anchors_of, remove_pairs
-from ramen.graph.metadata import Graphs, drawing_weights
+from ramen.graph.metadata import Graphs, Side, drawing_weights
 from ramen.objective.guidance import Oracle
 from ramen.sampling import keyed_rng
 from ramen.tracking import Tracker
@@ -118,10 +118,10 @@ def add_anchor_texts(dataset: Dataset, graphs: Graphs, sampling: Sampling, max_a
     Returns:
         The same dataset with longer texts and without anchor sets.
     """
-    true = {"train": dataset.y_train, "labels": sp.csr_matrix(dataset.y_train.T)}
-    partners = {"train": dataset.labels, "labels": dataset.train}
-    extended: dict[str, Texts] = {}
-    for side, items in (("train", dataset.train), ("labels", dataset.labels)):
+    true = {Side.DOCUMENT: dataset.y_train, Side.LABEL: sp.csr_matrix(dataset.y_train.T)}
+    partners = {Side.DOCUMENT: dataset.labels, Side.LABEL: dataset.train}
+    extended: dict[Side, Texts] = {}
+    for side, items in ((Side.DOCUMENT, dataset.train), (Side.LABEL, dataset.labels)):
         edges: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[Any]]] = []
         for name in sorted(graphs):
             graph, anchors = graphs[name][side], dataset.anchor_sets[name].texts
@@ -132,7 +132,7 @@ def add_anchor_texts(dataset: Dataset, graphs: Graphs, sampling: Sampling, max_a
             keys = keys if weights is None else keys / weights[allowed.indices]
             edges.append((rows, keys, np.array(anchors.texts, object)[allowed.indices]))
         extended[side] = Texts(items.uids, _append_texts(items.texts, edges, max_anchors))
-    return replace(dataset, train=extended["train"], labels=extended["labels"], anchor_sets={})
+    return replace(dataset, train=extended[Side.DOCUMENT], labels=extended[Side.LABEL], anchor_sets={})
 
 
 def _append_texts(

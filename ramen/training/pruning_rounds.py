@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from ramen.config import ObjectiveConfig, PruningConfig
 from ramen.errors import warn
-from ramen.graph.metadata import Graph, Graphs, drawing_weights
+from ramen.graph.metadata import Graph, Graphs, Side, drawing_weights
 from ramen.graph.pruning import IndexedVectors, drawable_edges, edge_cosines, isolated_share, random_cosines
 from ramen.sampling import keyed_rng
 from ramen.training.checkpoint import TrainingState
-from ramen.training.inputs import SIDE_NAMES
 from ramen.training.trainer import Trainer
 
 RANDOM_PAIRS = 100_000
@@ -36,6 +35,9 @@ ARRAYS = ("kept", "now", "ever")
 
 EDGES_PER_DRAW = 2
 """Edges evaluated per draw that a row may expect in a round: a third is pruned, and a draw needs a remaining edge."""
+
+CONVERGED_AT = 0.995
+"""Pruning stops when the Jaccard similarity of every graph with the previous round exceeds this."""
 
 WARN_BELOW = 0.001
 """Share of removed edges of a graph below which a round warns that the threshold may be too weak."""
@@ -107,16 +109,16 @@ class PruningRounds:
         return self.trainer.state
 
     @property
-    def pruned(self) -> dict[str, dict[str, Graph]]:
+    def pruned(self) -> dict[str, dict[Side, Graph]]:
         """The graphs without the edges found to be noise."""
         return self._select(lambda decisions: decisions.kept)
 
     @property
-    def drawn(self) -> dict[str, dict[str, Graph]]:
+    def drawn(self) -> dict[str, dict[Side, Graph]]:
         """The edges that the last pruning evaluated and kept; all of `pruned` where it evaluated none."""
         return self._select(lambda decisions: decisions.kept & decisions.now if decisions.now.any() else decisions.kept)
 
-    def _select(self, edges: Callable[[EdgeDecisions], NDArray[np.bool_]]) -> dict[str, dict[str, Graph]]:
+    def _select(self, edges: Callable[[EdgeDecisions], NDArray[np.bool_]]) -> dict[str, dict[Side, Graph]]:
         return {
             name: {side: graph.select(edges(self.decisions[name][side])) for side, graph in sides.items()}
             for name, sides in self.graphs.items()
@@ -145,12 +147,12 @@ class PruningRounds:
         similarity: dict[str, float] = dict(previous["jaccard"]) if previous and converged else {}
         thresholds: dict[str, float] = dict(previous["thresholds"]) if previous and converged else {}
         if (
-            self.settings.enabled
+            self.settings.rule != "none"
             and not converged
             and any(any(s.values()) for s in self.trainer.inputs.active.values())
         ):
             thresholds, similarity = self._prune(number)
-            converged = number > 1 and min(similarity.values(), default=0.0) > self.settings.converged_at
+            converged = number > 1 and min(similarity.values(), default=0.0) > CONVERGED_AT
         pruned = self.pruned
         state.round = number
         state.rounds.append(
@@ -213,7 +215,7 @@ class PruningRounds:
         for name, side, key, graph in _each(graphs):
             if not self.trainer.inputs.active[name][side]:
                 continue
-            rows, anchors = vectors["documents" if side == "train" else "labels"], vectors[f"anchors/{name}"]
+            rows, anchors = vectors[side.role], vectors[f"anchors/{name}"]
             cosines = edge_cosines(graph, rows, anchors)
             thresholds[key] = self._threshold(key, graph, self.graphs[name][side], rows, anchors)
             passed = cosines > np.float32(thresholds[key])
@@ -223,7 +225,7 @@ class PruningRounds:
         self._report(removed, thresholds)
         return thresholds, similarity
 
-    def _drawable(self, name: str, side: str, graph: Graph, number: int) -> NDArray[np.bool_]:
+    def _drawable(self, name: str, side: Side, graph: Graph, number: int) -> NDArray[np.bool_]:
         """Edges of a graph that steps may draw until the next pruning, bool [E]."""
         inputs = self.trainer.inputs
         if not inputs.active[name][side]:
@@ -231,17 +233,16 @@ class PruningRounds:
         limit = np.ceil(EDGES_PER_DRAW * (1 + self._expected_draws(side))).astype(np.int64)
         trained = np.zeros(graph.shape[0], bool)
         problem = self.trainer.base.problem
-        trained[problem.documents if side == "train" else problem.labels] = True
+        trained[problem.documents if side is Side.DOCUMENT else problem.labels] = True
         key = int(keyed_rng(self.trainer.settings.seed, f"judged/{name}", number).integers(2**63))
         weights = drawing_weights(self.graphs[name], self.objective.anchor_sampling)
-        chosen = drawable_edges(graph, np.where(trained, limit, 0), weights, key)
-        return chosen & self.decisions[name][side].kept if self.settings.from_previous else chosen
+        return drawable_edges(graph, np.where(trained, limit, 0), weights, key)
 
-    def _expected_draws(self, side: str) -> NDArray[np.float64]:
+    def _expected_draws(self, side: Side) -> NDArray[np.float64]:
         """Expected number of steps of a round that draw an anchor for each document or label."""
         base, sampler = self.trainer.base, self.trainer.sampler
         epochs = self.trainer.schedule.at_least(self.settings.every)
-        if side == "train":
+        if side is Side.DOCUMENT:
             return np.full(base.problem.y.shape[0], float(epochs))
         y = base.problem.y[base.problem.documents]
         share = 1.0 / np.maximum(np.diff(y.indptr), 1)
@@ -278,7 +279,7 @@ class PruningRounds:
         texts = self.trainer.inputs.texts
         needed = np.zeros(len(texts.store), bool)
         for name, side, _, graph in _each(graphs):
-            needed[texts.roles["documents" if side == "train" else "labels"][np.diff(graph.indptr) > 0]] = True
+            needed[texts.roles[side.role][np.diff(graph.indptr) > 0]] = True
             needed[texts.roles[f"anchors/{name}"][graph.indices]] = True
         numbers = np.flatnonzero(needed)
         place = np.zeros(len(texts.store), np.int64)
@@ -329,8 +330,8 @@ def _kept_percentages(record: Mapping[str, Any]) -> dict[str, float]:
     return {f"edges_kept/{key}": 100.0 * value for key, value in record["edges_kept"].items()}
 
 
-def _each(graphs: Graphs) -> Iterator[tuple[str, str, str, Graph]]:
+def _each(graphs: Graphs) -> Iterator[tuple[str, Side, str, Graph]]:
     """(set, side, "set.document" or "set.label", graph) of every graph."""
     for name, sides in graphs.items():
         for side, graph in sides.items():
-            yield name, side, f"{name}.{SIDE_NAMES[side]}", graph
+            yield name, side, f"{name}.{side.item}", graph

@@ -28,6 +28,7 @@ from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import ConfigError, DataError, Defect, warn
+from ramen.graph.metadata import Side
 from ramen.objective.bandit import Bandit
 from ramen.objective.guidance import TERMS, Guidance, Oracle
 from ramen.objective.triplet import Triplet
@@ -46,6 +47,8 @@ from ramen.training.step_sampler import StepSampler
 from ramen.training.trainer import Trainer
 from ramen.training.weight_average import WeightAverage
 
+ADAM_EPS = 1e-6
+"""Epsilon of AdamW, as in NGAME's code."""
 TRUNCATED_SHARE = 0.2
 """Share of texts truncated at `encoder.max_length` above which a warning is printed."""
 NOISY_HELD_OUT = 200
@@ -102,7 +105,7 @@ def build_trainer(
         ConfigError: a knob names an unknown anchor set, or the bandit has no feedback.
         DataError: too few documents have a label.
     """
-    training, objective, guidance = sections.training, sections.objective, sections.guidance
+    training, objective = sections.training, sections.objective
     torch.manual_seed(training.seed)
     data = texts or Dataset.read(dataset.path)
 
@@ -113,43 +116,25 @@ def build_trainer(
     held_out_problem = inputs.label_problem(inputs.held_out.rows, encoder, training)
 
     # objective
-    triplet = Triplet(objective.margin, objective.hardest, objective.temperature, objective.reduction)
+    triplet = Triplet(objective.margin, objective.hardest, reduction=objective.reduction)
     base = make_base(sections.base, problem, triplet)
     modules = nn.ModuleDict({"encoder": encoder})
     if base.module is not None:
         modules["base"] = base.module.to(encoder.device)
-    weights = {TASK: objective.lambda_task}
-    weights |= {name: getattr(guidance, name) for name in TERMS} if oracle is not None else {}
-    for name in inputs.graphs:
-        weights |= {f"{name}.{side}": objective.weight(name, side) for side in ("document", "label")}
-    tuner = _build_tuner(sections, weights, len(held_out_problem.documents))
+    loss = _build_loss(sections, inputs, base, oracle)
+    tuner = _build_tuner(sections, loss.weights, len(held_out_problem.documents))
     if tuner is not None:
-        weights |= tuner.weights
-    loss = StepLoss(base, triplet, objective.symmetric, weights)
-    if oracle is not None:
-        loss.guidance = Guidance(oracle, triplet, guidance.distance, weights)
+        loss.weights.update(tuner.weights)
 
     # steps
-    negatives = None
-    if inputs.graphs and objective.graph_negatives and sections.base.random_labels:
-        negatives = GraphNegatives(inputs.negative_graphs, objective.anchor_sampling, objective.graph_negatives)
-    sampler = StepSampler(
-        base,
-        training.batch_size,
-        training.seed,
-        objective.anchor_pool == "separate",
-        objective.anchor_reuse,
-        objective.anchor_budget,
-        negatives,
-        objective.anchor_sampling,
-    )
+    sampler = _build_sampler(sections, inputs, base)
     if not sampler.steps_per_epoch:
         few = f"too few training documents with a label for a step: {len(problem.documents)}"
         few += f", and {len(inputs.held_out)} held out"
         raise DataError(Defect(str(dataset.path), few, "ingest more, or lower training.validation_fraction"))
 
     # optimiser and schedule
-    optimizer = make_optimizer(encoder, base.module, training.lr, training.adam_eps, training.weight_decay)
+    optimizer = make_optimizer(encoder, base.module, training.lr, training.weight_decay)
     schedule = Schedule(
         training,
         sampler.steps_per_epoch,
@@ -179,7 +164,7 @@ def build_trainer(
         average=WeightAverage(optimizer, sampler.steps_per_epoch) if schedule.auto else None,
         tuner=tuner,
         held_out_loss=HeldOutLoss(
-            held_out_problem, base, objective.temperature, embedder.embed, inputs.texts.roles, encoder.device
+            held_out_problem, base, triplet.temperature, embedder.embed, inputs.texts.roles, encoder.device
         ),
     )
     trainer.use_graphs(inputs.graphs)
@@ -190,7 +175,7 @@ def build_trainer(
 
 
 def make_optimizer(
-    encoder: SentenceEncoder, base: nn.Module | None, lr: float, eps: float, weight_decay: float
+    encoder: SentenceEncoder, base: nn.Module | None, lr: float, weight_decay: float
 ) -> torch.optim.AdamW:
     """Fused AdamW without decay on biases, layer norms (one-dimensional parameters) and the base's parameters."""
     parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
@@ -199,7 +184,36 @@ def make_optimizer(
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1] + base_parameters, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=lr, eps=eps, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, eps=ADAM_EPS, fused=True)
+
+
+def _build_loss(
+    sections: TrainingSections, inputs: TrainingInputs, base: BaseAlgorithm, oracle: Oracle | None
+) -> StepLoss:
+    """The loss with the initial weight of every term."""
+    objective, guidance = sections.objective, sections.guidance
+    weights = {TASK: 1.0}
+    weights |= {name: getattr(guidance, name) for name in TERMS} if oracle is not None else {}
+    for name in inputs.graphs:
+        weights |= {f"{name}.{side.item}": objective.weight(name, side.item) for side in Side}
+    guide = None if oracle is None else Guidance(oracle, base.triplet, guidance.distance, weights)
+    return StepLoss(base, base.triplet, objective.symmetric, weights, guide)
+
+
+def _build_sampler(sections: TrainingSections, inputs: TrainingInputs, base: BaseAlgorithm) -> StepSampler:
+    objective, training = sections.objective, sections.training
+    negatives = None
+    if inputs.graphs and objective.graph_negatives and sections.base.random_labels:
+        negatives = GraphNegatives(inputs.negative_graphs, objective.anchor_sampling, objective.graph_negatives)
+    return StepSampler(
+        base,
+        training.batch_size,
+        training.seed,
+        objective.anchor_reuse,
+        objective.anchor_budget,
+        negatives,
+        objective.anchor_sampling,
+    )
 
 
 def _build_tuner(sections: TrainingSections, weights: dict[str, float], held_out: int) -> Bandit | None:
@@ -213,7 +227,7 @@ def _build_tuner(sections: TrainingSections, weights: dict[str, float], held_out
             "bandit.feedback = heldout_loss needs a held-out document with a label, and there is none: raise "
             f"training.validation_fraction (now {training.validation_fraction:g})"
         )
-    tuned = {name: weight for name, weight in weights.items() if name != TASK or bandit.gauge != "fixed_task"}
+    tuned = {name: weight for name, weight in weights.items() if name != TASK or bandit.form == "printed"}
     return Bandit(bandit, tuned, lambda window: keyed_rng(training.seed, "bandit", window))
 
 

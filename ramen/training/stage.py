@@ -14,6 +14,7 @@ from ramen.config import (
     TrainingConfig,
 )
 from ramen.encoder.label_vectors import with_context, write_classifier, write_context
+from ramen.encoder.model_card import write_model_card
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
 from ramen.training.labels.classifier import train_classifiers
@@ -113,5 +114,12 @@ def prune_retrain(
     write_json(pruned_graph.path / "rounds.json", trainer.state.rounds)
     pruned_graph.counts |= rounds.counts()
     metrics = trainer.last_metrics() | rounds.metrics()
+    write_model_card(
+        model.path,
+        sections={name: section.model_dump() for name, section in all_sections.items()},
+        dataset=dataset.manifest,
+        counts=model.counts,
+        heldout_p_at_1=metrics.get("val_p_at_1"),
+    )
     metrics |= {f"context/{name}": share for name, share in (context.shares if context else {}).items()}
     return metrics | (classified.metrics if classified else {})

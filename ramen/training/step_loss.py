@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ramen.base.protocol import BaseAlgorithm
 from ramen.objective.guidance import Guidance
-from ramen.objective.regulariser import Links, regulariser, total
+from ramen.objective.regulariser import regulariser, total
 from ramen.objective.triplet import Triplet
-from ramen.training.step_sampler import SideLinks, Step
+from ramen.training.step_sampler import Step
 
 TASK = "task"
 ACCURACY = "accuracy"
@@ -61,10 +61,10 @@ class StepLoss:
             terms |= self.guidance(step.documents, step.labels, x_BD, ranked_LD, positive_B, mask_BL)
         for name, anchors in step.anchors.items():
             a_AD = vectors[f"anchors/{name}"]
-            for side, rows, links in (("document", x_BD, anchors.document), ("label", z_LD, anchors.label)):
-                if links is not None:
-                    on_device = _links(links, rows.device)
-                    terms[f"{name}.{side}"] = regulariser(rows, a_AD, on_device, self.triplet, self.symmetric)
+            for side, links in anchors.links.items():
+                rows = vectors[side.role]
+                on_device = links.to(rows.device)
+                terms[f"{name}.{side.item}"] = regulariser(rows, a_AD, on_device, self.triplet, self.symmetric)
         return terms, accuracy
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
@@ -74,8 +74,3 @@ class StepLoss:
 
 def _tensor(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:
     return torch.from_numpy(array).to(device, non_blocking=True)
-
-
-def _links(links: SideLinks, device: torch.device) -> Links:
-    arrays = (links.rows, links.positive, links.mask, links.drawn, links.row)
-    return Links(*(_tensor(array, device) for array in arrays))

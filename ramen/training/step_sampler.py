@@ -15,7 +15,8 @@ import scipy.sparse as sp
 
 from ramen.base.protocol import BaseAlgorithm
 from ramen.config import Sampling
-from ramen.graph.metadata import Graph, drawing_weights
+from ramen.graph.metadata import Graph, Graphs, Side, drawing_weights
+from ramen.objective.regulariser import Links
 from ramen.sampling import (
     Bools,
     Ints,
@@ -29,34 +30,16 @@ from ramen.training.graph_negatives import GraphNegatives
 
 
 @dataclass(frozen=True)
-class SideLinks:
-    """Links of one side to a set's anchor pool (see `objective.regulariser.Links`).
-
-    Attributes:
-        rows, positive: int64 [R].
-        mask: bool [B, A] over all documents, or all labels, of the step.
-        drawn, row: int64 [C].
-    """
-
-    rows: Ints
-    positive: Ints
-    mask: Bools
-    drawn: Ints
-    row: Ints
-
-
-@dataclass(frozen=True)
 class AnchorBatch:
     """Anchors of one set in a step.
 
     Attributes:
         pool: int64 [A], distinct anchors.
-        document, label: links of the documents and of the labels; None if that regulariser is off.
+        links: side -> links of its items (numpy arrays), for the regularisers that are on.
     """
 
     pool: Ints
-    document: SideLinks | None
-    label: SideLinks | None
+    links: Mapping[Side, Links]
 
 
 @dataclass(frozen=True)
@@ -78,7 +61,7 @@ class Step:
     anchors: Mapping[str, AnchorBatch] = field(default_factory=dict)
 
 
-Draws = Mapping[str, tuple[Ints, Ints]]
+Draws = Mapping[Side, tuple[Ints, Ints]]
 """Side -> (rows with an anchor, their drawn anchors)."""
 
 
@@ -96,21 +79,21 @@ class SetSampler:
     """
 
     name: str
-    draws: Mapping[str, RowSampler | SharedSampler]
-    masks: Mapping[str, MembershipMask]
+    draws: Mapping[Side, RowSampler | SharedSampler]
+    masks: Mapping[Side, MembershipMask]
     texts: Ints
 
     @classmethod
     def build(
         cls,
         name: str,
-        pruned: Mapping[str, Graph],
-        unpruned: Mapping[str, Graph],
-        active: Mapping[str, bool],
+        pruned: Mapping[Side, Graph],
+        unpruned: Mapping[Side, Graph],
+        active: Mapping[Side, bool],
         sampling: Sampling,
         shared: bool,
         texts: Mapping[str, Ints],
-        false_negatives: Mapping[str, sp.csr_matrix],
+        false_negatives: Mapping[Side, sp.csr_matrix],
     ) -> SetSampler:
         """Build the samplers and masks.
 
@@ -120,11 +103,11 @@ class SetSampler:
             active: side -> whether its regulariser is on.
             sampling: how a row's anchor is drawn.
             shared: rows with common neighbours tend to draw the same anchor.
-            texts: side, or "anchors" -> text number of each item.
+            texts: "documents", "labels" or "anchors/<set>" -> text number of each item.
             false_negatives: side -> CSR items x M.
         """
         weights = drawing_weights(unpruned, sampling)
-        draws: dict[str, RowSampler | SharedSampler] = {}
+        draws: dict[Side, RowSampler | SharedSampler] = {}
         for side in (side for side, on in active.items() if on):
             graph = pruned[side]
             if shared:
@@ -132,16 +115,18 @@ class SetSampler:
             else:
                 of_edges = None if weights is None else weights[graph.indices]
                 draws[side] = RowSampler(graph.indptr, graph.indices, of_edges)
-        width = 1 + max(int(numbers.max(initial=0)) for numbers in texts.values())
+        anchor_texts = texts[f"anchors/{name}"]
+        item_texts = {side: texts[side.role] for side in Side}
+        width = 1 + max(int(numbers.max(initial=0)) for numbers in (anchor_texts, *item_texts.values()))
         masks = {}
         for side in draws:
             linked = sp.csr_matrix(unpruned[side].csr() + false_negatives[side])
-            known = np.insert(texts["anchors"][linked.indices], linked.indptr[1:], texts[side])
+            known = np.insert(anchor_texts[linked.indices], linked.indptr[1:], item_texts[side])
             pointers = linked.indptr + np.arange(len(linked.indptr), dtype=np.int64)
             masks[side] = MembershipMask(pointers, known.astype(np.int32), width)
-        return cls(name, draws, masks, texts["anchors"])
+        return cls(name, draws, masks, anchor_texts)
 
-    def draw(self, rows: Mapping[str, Ints], seed: int, position: tuple[int, int]) -> Draws:
+    def draw(self, rows: Mapping[Side, Ints], seed: int, position: tuple[int, int]) -> Draws:
         """Draw one anchor per row and side; `rows` maps side -> items of the step."""
         race = int(self.rng(seed, position).integers(2**63))  # the same for both sides
         return {
@@ -155,9 +140,7 @@ class SetSampler:
         """A generator for this set, one step and one purpose."""
         return keyed_rng(seed, f"anchors/{self.name}{purpose}", *position)
 
-    def batch(
-        self, step: Mapping[str, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator, separate: bool
-    ) -> AnchorBatch:
+    def batch(self, step: Mapping[Side, Ints], drawn: Draws, pool: Ints, rng: np.random.Generator) -> AnchorBatch:
         """Links of a step to the anchors of `pool`; a row whose anchor is not in the pool has no link.
 
         Args:
@@ -165,21 +148,18 @@ class SetSampler:
             drawn: side -> (places in `step`, anchors).
             pool: int64 [A], ascending.
             rng: chooses a row for each anchor.
-            separate: a side's negatives are its own anchors only.
         """
         texts, text_of = np.unique(self.texts[pool], return_inverse=True)
-        links: dict[str, SideLinks | None] = {"train": None, "labels": None}
+        links: dict[Side, Links] = {}
         for side, (places, anchors) in drawn.items():
             inside = np.isin(anchors, pool)
             places, anchors = places[inside], anchors[inside]
             mask = self.masks[side](step[side], texts)[:, text_of]
-            if separate:
-                mask |= ~np.isin(pool, anchors)[None, :]
             positive = np.searchsorted(pool, anchors)
             shuffled = rng.permutation(len(positive))
             columns, first = np.unique(positive[shuffled], return_index=True)
-            links[side] = SideLinks(places, positive, mask, columns, places[shuffled[first]])
-        return AnchorBatch(pool, links["train"], links["labels"])
+            links[side] = Links(places, positive, mask, columns, places[shuffled[first]])
+        return AnchorBatch(pool, links)
 
 
 class StepSampler:
@@ -189,7 +169,6 @@ class StepSampler:
         base: decides the rows of an epoch, their documents and labels, and the negatives.
         batch_size: rows per step; the last step of an epoch may be smaller.
         seed: of all draws.
-        separate_pools: each side's negatives are its own anchors only.
         shared_draws: anchors are drawn by `SharedSampler`, otherwise for each row independently.
         anchor_budget: largest number of distinct anchors of a step, as a share of its documents and labels; 0 = no
             limit.
@@ -202,7 +181,6 @@ class StepSampler:
         base: BaseAlgorithm,
         batch_size: int,
         seed: int,
-        separate_pools: bool = False,
         shared_draws: bool = False,
         anchor_budget: float = 0.0,
         graph_negatives: GraphNegatives | None = None,
@@ -211,7 +189,6 @@ class StepSampler:
         self.base = base
         self.batch_size = batch_size
         self.seed = seed
-        self.separate_pools = separate_pools
         self.shared_draws = shared_draws
         self.anchor_budget = anchor_budget
         self.graph_negatives = graph_negatives
@@ -220,11 +197,11 @@ class StepSampler:
 
     def use_graphs(
         self,
-        pruned: Mapping[str, Mapping[str, Graph]],
-        unpruned: Mapping[str, Mapping[str, Graph]],
-        active: Mapping[str, Mapping[str, bool]],
+        pruned: Graphs,
+        unpruned: Graphs,
+        active: Mapping[str, Mapping[Side, bool]],
         texts: Mapping[str, Ints],
-        false_negatives: Mapping[str, Mapping[str, sp.csr_matrix]],
+        false_negatives: Mapping[str, Mapping[Side, sp.csr_matrix]],
     ) -> None:
         """Draw anchors from `pruned` graphs; mask with `unpruned` graphs and false negatives.
 
@@ -242,7 +219,7 @@ class StepSampler:
                 active[name],
                 self.anchor_sampling,
                 self.shared_draws,
-                {"train": texts["documents"], "labels": texts["labels"], "anchors": texts[f"anchors/{name}"]},
+                texts,
                 false_negatives[name],
             )
             for name in sorted(pruned)
@@ -273,7 +250,7 @@ class StepSampler:
         labels = np.union1d(regularised, np.concatenate([mined, from_graphs]))
         positive = np.searchsorted(labels, chosen)
         mask = self.base.known(documents, labels)
-        anchors = self._anchors({"train": documents, "labels": regularised}, labels, (epoch, index))
+        anchors = self._anchors({Side.DOCUMENT: documents, Side.LABEL: regularised}, labels, (epoch, index))
         return Step(documents, labels, positive, mask, anchors)
 
     def _random_labels(self, position: tuple[int, int]) -> Ints:
@@ -282,7 +259,7 @@ class StepSampler:
         count = min(round(self.base.settings.random_labels * self.batch_size), len(labels))
         return labels[keyed_rng(self.seed, "random", *position).choice(len(labels), count, replace=False)]
 
-    def _anchors(self, rows: Mapping[str, Ints], labels: Ints, position: tuple[int, int]) -> dict[str, AnchorBatch]:
+    def _anchors(self, rows: Mapping[Side, Ints], labels: Ints, position: tuple[int, int]) -> dict[str, AnchorBatch]:
         """Anchors of a step.
 
         Args:
@@ -296,11 +273,14 @@ class StepSampler:
             limit = int(self.anchor_budget * sum(map(len, rows.values())))
             keys = {s.name: int(s.rng(self.seed, position, "/budget").integers(2**63)) for s in self.sets}
             pools = within_budget(pools, keys, limit)
-        place = {"train": np.arange(len(rows["train"])), "labels": np.searchsorted(labels, rows["labels"])}
-        step = {"train": rows["train"], "labels": labels}
+        place = {
+            Side.DOCUMENT: np.arange(len(rows[Side.DOCUMENT])),
+            Side.LABEL: np.searchsorted(labels, rows[Side.LABEL]),
+        }
+        step = {Side.DOCUMENT: rows[Side.DOCUMENT], Side.LABEL: labels}
         batches = {}
         for s in self.sets:
             at = {side: (place[side][kept], anchors) for side, (kept, anchors) in drawn[s.name].items()}
             rng = s.rng(self.seed, position, "/rows")
-            batches[s.name] = s.batch(step, at, pools[s.name], rng, self.separate_pools)
+            batches[s.name] = s.batch(step, at, pools[s.name], rng)
         return batches

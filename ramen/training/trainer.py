@@ -42,6 +42,8 @@ from ramen.training.step_loss import ACCURACY, TASK, StepLoss
 from ramen.training.step_sampler import Step, StepSampler
 from ramen.training.weight_average import WeightAverage
 
+CLIP_NORM = 1.0
+"""Gradients are clipped to this norm."""
 LOG_EVERY = 10
 """Steps between two points of the tracked curves."""
 LABEL_BLOCK = 1 << 17
@@ -171,7 +173,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.step_encoder.backward()
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.parameters, CLIP_NORM)
 
         names = ("loss", *terms, ACCURACY, "norm")
         numbers = torch.stack([loss, *terms.values(), accuracy, norm]).detach().tolist()  # one transfer from the GPU
@@ -198,7 +200,7 @@ class Trainer:
         else:
             feedback = values["loss" if settings.feedback == "weighted_objective" else TASK]
         # in the printed form the bandit's own step size never shrinks
-        if self.tuner.observe(feedback, self.rate if settings.safeguards else 1.0):
+        if self.tuner.observe(feedback, 1.0 if settings.form == "printed" else self.rate):
             self.loss.weights.update(self.tuner.weights)
         self.state.bandit = self.tuner.state()
 

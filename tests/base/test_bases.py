@@ -1,4 +1,4 @@
-"""Base algorithms: what every one of them keeps, and what sets each apart, against brute force and golden values."""
+"""Base algorithms: the contract of all, and the behaviour of each, against brute force and golden values."""
 
 from __future__ import annotations
 
@@ -28,19 +28,25 @@ from ramen.training.step_sampler import StepSampler
 SCORES = torch.tensor([[0.8, 0.7, 0.2], [0.6, 0.5, 0.4], [0.1, 0.9, 0.3]])
 KNOWN = torch.eye(3, dtype=torch.bool)
 KNOWN[2, 1] = True
-EARLY = {"refresh_from": 1, "refresh_every": 1, "cluster_double_every": 1, "offset_heads": 2, "shortlist": 5}
+EARLY = {"refresh_from": 1, "refresh_every": 1, "clusters": {"double_every": 1}}
 
 
-def told(problem: Dataset, batch_size: int = 16, dimension: int = 8) -> LabelProblem:
+@pytest.fixture(autouse=True)
+def _small_data_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramen.base.dexa.OFFSET_HEADS", 2)
+    monkeypatch.setattr("ramen.base.mining.SHORTLIST", 5)
+
+
+def label_problem(problem: Dataset, batch_size: int = 16, dimension: int = 8) -> LabelProblem:
     texts = np.unique(problem.labels.texts, return_inverse=True)[1]
     documents = np.flatnonzero(np.diff(problem.y_train.indptr))
-    own = len(texts) + np.arange(len(problem.train))  # no document reads as a label does
-    return LabelProblem(documents, problem.y_train, problem.filter_train, texts, own, batch_size, dimension)
+    document_texts = len(texts) + np.arange(len(problem.train))  # no document has the text of a label
+    return LabelProblem(documents, problem.y_train, problem.filter_train, texts, document_texts, batch_size, dimension)
 
 
-def made(name: str, problem: Dataset, **knobs: object) -> BaseAlgorithm:
+def make(name: str, problem: Dataset, **knobs: object) -> BaseAlgorithm:
     settings = BaseConfig.model_validate({"name": name, **EARLY, **knobs})
-    return make_base(settings, told(problem), Triplet())
+    return make_base(settings, label_problem(problem), Triplet())
 
 
 def unit(rows: int, dimension: int, seed: int) -> np.ndarray:
@@ -56,10 +62,10 @@ def refreshed(base: BaseAlgorithm, problem: Dataset, epoch: int = 1) -> BaseAlgo
 
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("fresh", [True, False])
-def test_every_base_visits_every_row_once_with_true_pairs_and_no_known_negative(
+def test_every_base_visits_every_row_once_with_true_positives_and_masks_known_pairs(
     name: str, fresh: bool, tiny_problem: Dataset
 ) -> None:
-    base = made(name, tiny_problem)
+    base = make(name, tiny_problem)
     if fresh:
         refreshed(base, tiny_problem)
     sampler = StepSampler(base, 16, seed=3)
@@ -76,7 +82,9 @@ def test_every_base_visits_every_row_once_with_true_pairs_and_no_known_negative(
         loss = base.loss(scores, torch.from_numpy(step.positive), torch.from_numpy(step.mask))
         loss.backward()
         assert torch.isfinite(loss) and torch.isfinite(scores.grad).all()
-        assert not scores.grad[torch.from_numpy(step.mask) & ~_at(step.positive, scores)].any(), "known pairs are left"
+        assert not scores.grad[torch.from_numpy(step.mask) & ~_at(step.positive, scores)].any(), (
+            "known pairs get no gradient"
+        )
 
 
 def _at(positive: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
@@ -84,9 +92,9 @@ def _at(positive: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_state_brings_back_the_same_steps(name: str, tiny_problem: Dataset) -> None:
-    base = refreshed(made(name, tiny_problem), tiny_problem)
-    again = made(name, tiny_problem)
+def test_restored_state_gives_the_same_steps(name: str, tiny_problem: Dataset) -> None:
+    base = refreshed(make(name, tiny_problem), tiny_problem)
+    again = make(name, tiny_problem)
     again.restore(base.state())
     for epoch in (1, 2):
         a, b = StepSampler(base, 16, 0), StepSampler(again, 16, 0)
@@ -97,17 +105,17 @@ def test_state_brings_back_the_same_steps(name: str, tiny_problem: Dataset) -> N
     assert torch.equal(base.label_vectors(encoded, np.arange(30)), again.label_vectors(encoded, np.arange(30)))
 
 
-def test_a_name_that_is_none_says_which_was_meant(tiny_problem: Dataset) -> None:
+def test_unknown_name_suggests_the_nearest(tiny_problem: Dataset) -> None:
     with pytest.raises(ConfigError, match=r"base\.name = 'ngam': unknown .*did you mean ngame\?"):
-        made("ngam", tiny_problem)
+        make("ngam", tiny_problem)
 
 
 @pytest.mark.parametrize("cells", [1, 200, 1 << 22])
-def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_ones(
+def test_shortlists_are_the_nearest_labels_without_true_ignored_and_same_text_ones(
     tiny_problem: Dataset, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ramen.base.mining.CELLS", cells)
-    problem = told(tiny_problem)
+    problem = label_problem(tiny_problem)
     own = np.full(60, 99)
     own[7] = 3  # a document that reads as two labels
     twins = LabelProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, own, 16)  # labels in twos
@@ -125,15 +133,16 @@ def test_shortlists_are_the_nearest_labels_without_true_ignored_and_like_named_o
     assert shortlists(problem, documents, labels, 29)[0][-1] == -1, "padded when fewer are left"
 
 
-def test_ance_adds_mined_labels_only_once_it_has_mined(tiny_problem: Dataset) -> None:
-    base = made("ance", tiny_problem, mined=2)
+def test_ance_adds_mined_labels_only_after_mining(tiny_problem: Dataset) -> None:
+    base = make("ance", tiny_problem, mining={"negatives": 2})
     rng = np.random.default_rng(0)
     assert not base.refresh_due(0) and base.refresh_due(1)
     assert len(base.negatives(np.arange(10), rng)) == 0
     refreshed(base, tiny_problem)
     drawn = base.negatives(np.arange(10), rng).reshape(10, 2)
     assert all(set(row) <= set(base.shortlist[i]) for i, row in enumerate(drawn))  # type: ignore[attr-defined]
-    a, b = (StepSampler(refreshed(made(n, tiny_problem, mined=0), tiny_problem), 16, 0) for n in ("ance", "inbatch"))
+    plain = (refreshed(make(n, tiny_problem, mining={"negatives": 0}), tiny_problem) for n in ("ance", "inbatch"))
+    a, b = (StepSampler(base, 16, 0) for base in plain)
     x, y = a.step(a.epoch_order(1), 1, 0), b.step(b.epoch_order(1), 1, 0)
     np.testing.assert_array_equal(x.labels, y.labels)
 
@@ -156,7 +165,7 @@ def test_clusters_find_planted_groups() -> None:
 
 
 def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_problem: Dataset) -> None:
-    base = made("ngame", tiny_problem, cluster_size=4)
+    base = make("ngame", tiny_problem, clusters={"size": 4, "double_every": 1})
     assert isinstance(base, Ngame)
     assert [base.cluster_size(epoch) for epoch in (1, 2, 3, 9)] == [4, 8, 16, 16]
     vectors = unit(60, 8, 1)
@@ -172,8 +181,8 @@ def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_pr
     assert within(order) > shuffled + 0.05
 
 
-def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Dataset) -> None:
-    base = refreshed(made("dexa", tiny_problem, labels_per_offset=3), tiny_problem)
+def test_dexa_starts_as_ngame_and_shares_rows(tiny_problem: Dataset) -> None:
+    base = refreshed(make("dexa", tiny_problem, dexa={"labels_per_offset": 3}), tiny_problem)
     assert isinstance(base, Dexa)
     encoded = torch.from_numpy(unit(30, 8, 4))
     assert torch.allclose(base.label_vectors(encoded, np.arange(30)), encoded, atol=1e-6)
@@ -189,14 +198,13 @@ def test_dexa_starts_as_ngame_shares_rows_and_is_small(tiny_problem: Dataset) ->
 
 
 @pytest.mark.parametrize("labels", [*range(1, 70), 5900, 11_721])
-def test_dexas_labels_and_heads_never_share_a_row(labels: int) -> None:
+def test_dexa_head_labels_share_their_row_with_no_label(labels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(labels)
     y = sp.csr_matrix((np.ones(labels, np.float32), (np.arange(labels), rng.permutation(labels))))
     each = np.arange(labels)
     problem = LabelProblem(each, y, sp.csr_matrix(y.shape, dtype=np.float32), each, labels + each, 16, 4)
-    base = make_base(
-        BaseConfig(name="dexa", labels_per_offset=3, offset_heads=min(1000, labels // 4)), problem, Triplet()
-    )
+    monkeypatch.setattr("ramen.base.dexa.OFFSET_HEADS", min(1000, labels // 4))
+    base = make_base(BaseConfig(name="dexa"), problem, Triplet())
     assert isinstance(base, Dexa)
     base.refresh(0, lambda role: unit(labels, 4, 0))
     rows, heads = base.offsets.row_of.numpy(), min(1000, labels // 4)
@@ -207,12 +215,12 @@ def test_dexas_labels_and_heads_never_share_a_row(labels: int) -> None:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_no_step_has_a_label_that_training_must_not_see(name: str, tiny_problem: Dataset) -> None:
+def test_no_step_contains_an_unseen_label(name: str, tiny_problem: Dataset) -> None:
     hidden = hide_labels(tiny_problem, 0.4, seed=1)
     unseen = hidden.candidates
     base = make_base(
-        BaseConfig.model_validate({"name": name, **EARLY, "mined": 3, "random_labels": 2.0}),
-        replace(told(hidden), unseen=unseen), Triplet(),
+        BaseConfig.model_validate({"name": name, **EARLY, "mining": {"negatives": 3}, "random_labels": 2.0}),
+        replace(label_problem(hidden), unseen=unseen), Triplet(),
     )  # fmt: skip
     refreshed(base, hidden)
     sampler = StepSampler(base, 16, seed=3)
@@ -242,7 +250,7 @@ def test_decoupled_softmax_is_cross_entropy_for_one_positive_and_stays_finite() 
     assert float(decoupled_softmax(SCORES, torch.ones(3, 3, dtype=torch.bool), KNOWN, 0.5)) == 0
 
 
-def test_looking_up_in_ascending_numbers_is_numpys_isin() -> None:
+def test_among_equals_numpy_isin() -> None:
     rng = np.random.default_rng(0)
     ascending = np.unique(rng.integers(0, 1 << 40, 1000))
     values = rng.permutation(np.concatenate([ascending[::7], ascending[::5] + 1, [-1, 1 << 41]]))[:300].reshape(20, 15)
@@ -250,9 +258,9 @@ def test_looking_up_in_ascending_numbers_is_numpys_isin() -> None:
     assert not among(ascending[:0], values).any()
 
 
-def test_siamesexml_is_the_likelihood_of_the_pair_and_of_the_hardest_others() -> None:
+def test_siamesexml_loss_is_the_likelihood_of_the_pair_and_of_the_hardest_others() -> None:
     """p = 0.9 e^(1.5 (s - 1)): of each label's document being true, and the worst document of another label not."""
-    base = made("siamesexml", tiny_of_pairs())
+    base = make("siamesexml", make_two_pairs())
     first = torch.tensor([[0.8, 0.1], [0.3, 0.6]])
     second = torch.tensor([[0.5, 0.2], [0.4, 0.7]])
     mask = torch.zeros(4, 2, dtype=torch.bool)
@@ -269,7 +277,7 @@ def test_siamesexml_is_the_likelihood_of_the_pair_and_of_the_hardest_others() ->
     assert float(loss) == pytest.approx(0.7 * expected(first) + 0.3 * expected(second), abs=1e-6)
 
 
-def tiny_of_pairs() -> Dataset:
+def make_two_pairs() -> Dataset:
     y = sp.identity(2, format="csr", dtype=np.float32)
     none = sp.csr_matrix((2, 2), dtype=np.float32)
     texts = Texts(["a", "b"], ["one", "two"])
@@ -279,23 +287,23 @@ def tiny_of_pairs() -> Dataset:
 def test_dexml_divides_by_its_temperature(tiny_problem: Dataset) -> None:
     eye = torch.eye(3, dtype=torch.bool)
     for tau in (0.5, 0.1):
-        loss = float(made("dexml", tiny_problem, temperature=tau).loss(SCORES, torch.arange(3), eye))
+        loss = float(make("dexml", tiny_problem, dexml={"temperature": tau}).loss(SCORES, torch.arange(3), eye))
         assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(SCORES / tau, torch.arange(3))), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml", "ngame"])
-def test_the_encoder_is_looked_at_again_every_few_epochs(name: str, tiny_problem: Dataset) -> None:
-    base = made(name, tiny_problem, refresh_from=1, refresh_every=2, cluster_double_every=1)
+def test_refresh_is_due_every_few_epochs(name: str, tiny_problem: Dataset) -> None:
+    base = make(name, tiny_problem, refresh_from=1, refresh_every=2)
     due = [epoch for epoch in range(8) if base.refresh_due(epoch)]
     assert due == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml"])
-def test_without_mined_labels_nothing_is_mined(name: str, tiny_problem: Dataset) -> None:
-    assert not any(made(name, tiny_problem, mined=0).refresh_due(epoch) for epoch in range(8))
+def test_zero_mined_negatives_disables_mining(name: str, tiny_problem: Dataset) -> None:
+    assert not any(make(name, tiny_problem, mining={"negatives": 0}).refresh_due(epoch) for epoch in range(8))
 
 
-def test_labels_are_drawn_from_the_filled_part_of_a_shortlist() -> None:
+def test_labels_are_sampled_from_the_filled_part_of_a_shortlist() -> None:
     shortlist = np.array([[4, 2, -1, -1], [-1, -1, -1, -1], [7, 5, 3, 1]], np.int32)
     drawn = drawn_from(shortlist, np.random.default_rng(0).random((3, 200)))
     assert [set(row) for row in drawn.tolist()] == [{4, 2}, {-1}, {7, 5, 3, 1}]

@@ -60,10 +60,18 @@ SURROUNDINGS = (
 
 
 def imported(file: Path) -> set[Path]:
-    """Modules of the package that a module imports, at its head or within a function."""
+    """Modules of the package that a module imports when it runs, at its head or within a function."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for_types = {
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node not in for_types:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     found = {PACKAGE.parent.joinpath(*name.split(".")) for name in names if name.startswith("ramen")}
     files = {path.with_suffix(".py") for path in found} | {path / "__init__.py" for path in found}

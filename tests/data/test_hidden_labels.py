@@ -1,4 +1,4 @@
-"""Zero-shot: hidden labels are in no training pair and no graph, and only they are found at test."""
+"""Zero-shot: hidden labels are absent from training pairs and graphs, and only they are ranked at test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hidden(tiny_problem: Dataset) -> Dataset:
     return hide_labels(tiny_problem, 0.3, seed=1)
 
 
-def test_hidden_labels_leave_training_and_graphs_and_keep_their_texts(tiny_problem: Dataset, hidden: Dataset) -> None:
+def test_hidden_labels_lose_pairs_and_edges_but_keep_texts(tiny_problem: Dataset, hidden: Dataset) -> None:
     unseen = hidden.candidates
     assert unseen is not None and 3 <= len(unseen) <= 15
     assert not hidden.y_train[:, unseen].nnz and not hidden.filter_train[:, unseen].nnz
@@ -35,11 +35,11 @@ def test_hidden_labels_leave_training_and_graphs_and_keep_their_texts(tiny_probl
     assert hidden.labels.texts == tiny_problem.labels.texts
 
 
-def test_no_graph_leads_to_a_hidden_label(tiny_problem: Dataset) -> None:
-    """Where anchors are labels (hyperlinks), a document's link to a hidden one is the very pair that is hidden."""
+def test_built_graphs_have_no_hidden_label(tiny_problem: Dataset) -> None:
+    """If anchors are labels (hyperlinks), a document's link to a hidden label would reveal the hidden pair."""
     pairs = tiny_problem.y_train
-    linked = AnchorSet(tiny_problem.labels, pairs, sp.csr_matrix(pairs.T @ pairs, dtype=np.float32))
-    hidden = hide_labels(replace(tiny_problem, anchor_sets={"links": linked}), 0.3, seed=1)
+    links = AnchorSet(tiny_problem.labels, pairs, sp.csr_matrix(pairs.T @ pairs, dtype=np.float32))
+    hidden = hide_labels(replace(tiny_problem, anchor_sets={"links": links}), 0.3, seed=1)
     built = build_set(
         hidden.anchor_sets["links"],
         WalkConfig(),
@@ -55,7 +55,7 @@ def test_no_graph_leads_to_a_hidden_label(tiny_problem: Dataset) -> None:
     assert built.counts["unseen_anchors"] == len(hidden.unseen)
 
 
-def test_test_documents_keep_their_hidden_labels_only(tiny_problem: Dataset, hidden: Dataset) -> None:
+def test_test_documents_keep_only_hidden_labels(tiny_problem: Dataset, hidden: Dataset) -> None:
     whole = tiny_problem.y_test.toarray()
     unseen = np.zeros(30, bool)
     unseen[hidden.candidates] = True
@@ -64,17 +64,18 @@ def test_test_documents_keep_their_hidden_labels_only(tiny_problem: Dataset, hid
     np.testing.assert_array_equal(hidden.y_test.toarray(), whole[rows] * unseen)
 
 
-def test_the_choice_is_by_seed_nested_and_survives_the_disk(tiny_problem: Dataset, tmp_path: Path) -> None:
-    a, b, c = (hide_labels(tiny_problem, share, seed=s).candidates for share, s in ((0.3, 1), (0.5, 1), (0.3, 2)))
-    assert set(a) <= set(b) and set(a) != set(c)
+def test_hidden_labels_depend_on_seed_are_nested_and_round_trip(tiny_problem: Dataset, tmp_path: Path) -> None:
+    draws = ((0.3, 1), (0.5, 1), (0.3, 2))
+    small, large, other = (hide_labels(tiny_problem, share, seed=seed).candidates for share, seed in draws)
+    assert set(small) <= set(large) and set(small) != set(other)
     hide_labels(tiny_problem, 0.3, seed=1).write(tmp_path)
-    np.testing.assert_array_equal(Dataset.read(tmp_path).candidates, a)
+    np.testing.assert_array_equal(Dataset.read(tmp_path).candidates, small)
     tiny_problem.write(tmp_path / "plain")
     plain = Dataset.read(tmp_path / "plain")
     assert plain.candidates is None and plain.groups is None and plain.test_groups is None, "the files are optional"
 
 
-def test_only_candidates_are_found() -> None:
+def test_search_returns_only_candidates() -> None:
     rng = np.random.default_rng(0)
     documents, labels = (rng.standard_normal((n, 4)).astype(np.float32) for n in (5, 20))
     candidates = np.array([2, 3, 11, 17])

@@ -1,4 +1,4 @@
-"""The CPU's own attention, linear layers and dropout against those of torch and transformers."""
+"""The CPU kernels for attention, linear layers and dropout, compared with torch and transformers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 
-from ramen.encoder.cpu import ATTENTION, Linear, RandomBytes, factors, use_cpu_kernels
+from ramen.encoder.cpu import ATTENTION, Linear, RandomBytes, dropout_factors, use_cpu_kernels
 
 
-def model(kind: str, dropout: float = 0.0) -> torch.nn.Module:
+def make_model(kind: str, dropout: float = 0.0) -> torch.nn.Module:
     from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel, RobertaConfig, RobertaModel
 
     torch.manual_seed(0)
@@ -25,15 +25,15 @@ def model(kind: str, dropout: float = 0.0) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
-def test_a_quickened_model_gives_the_same_vectors_and_gradients(kind: str) -> None:
-    plain = model(kind).train()
-    quick = copy.deepcopy(plain)
-    use_cpu_kernels(quick)
-    assert quick.config._attn_implementation == ATTENTION and plain.config._attn_implementation == "eager"
+def test_cpu_kernels_give_same_vectors_and_gradients(kind: str) -> None:
+    plain = make_model(kind).train()
+    replaced = copy.deepcopy(plain)
+    use_cpu_kernels(replaced)
+    assert replaced.config._attn_implementation == ATTENTION and plain.config._attn_implementation == "eager"
     ids = torch.randint(5, 100, (6, 9), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(9) < torch.tensor([9, 3, 5, 9, 1, 7])[:, None]).long()
     results = []
-    for network in (plain, quick):
+    for network in (plain, replaced):
         hidden = network(input_ids=ids, attention_mask=mask).last_hidden_state * mask[:, :, None]
         hidden.pow(3).sum().backward()
         results.append((hidden.detach(), {name: p.grad for name, p in network.named_parameters()}))
@@ -45,40 +45,42 @@ def test_a_quickened_model_gives_the_same_vectors_and_gradients(kind: str) -> No
             )
 
 
-@pytest.mark.parametrize(("inside", "outside"), [(32, 64), (64, 32), (48, 48)])
-def test_a_linear_layer_in_bf16_has_the_gradients_of_torchs(inside: int, outside: int) -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 64), (64, 32), (48, 48)])
+def test_linear_layer_in_bf16_has_gradients_of_torch(inputs: int, outputs: int) -> None:
     torch.manual_seed(0)
-    theirs = torch.nn.Linear(inside, outside, dtype=torch.bfloat16)
-    ours = copy.deepcopy(theirs)
+    reference = torch.nn.Linear(inputs, outputs, dtype=torch.bfloat16)
+    ours = copy.deepcopy(reference)
     ours.__class__ = Linear
-    x = torch.randn(3, 50, inside, dtype=torch.bfloat16)
+    x = torch.randn(3, 50, inputs, dtype=torch.bfloat16)
     results = []
-    for layer in (theirs, ours):
-        given = x.clone().requires_grad_()
-        out = layer(given)
+    for layer in (reference, ours):
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf)
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
-        results.append((out.detach(), given.grad, layer.weight.grad, layer.bias.grad))
+        results.append((out.detach(), leaf.grad, layer.weight.grad, layer.bias.grad))
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_dropout_drops_its_share_keeps_the_mean_and_follows_the_seed(dtype: torch.dtype, rate: float) -> None:
+def test_dropout_factors_have_rate_mean_and_seed(dtype: torch.dtype, rate: float) -> None:
     source = RandomBytes()
-    drawn = []
+    samples = []
     for seed in (3, 3, 4):
         source.seed(seed)
-        drawn.append(factors(torch.Size((400, 501)), rate, dtype, source))
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
-    assert not torch.equal(drawn[2], factors(torch.Size((400, 501)), rate, dtype, source)), "the stream goes on"
-    assert (drawn[0] == 0).float().mean().item() == pytest.approx(rate, abs=0.005)
-    assert drawn[0].float().mean().item() == pytest.approx(1.0, abs=0.01)
-    assert len(drawn[0].unique()) == 2
+        samples.append(dropout_factors(torch.Size((400, 501)), rate, dtype, source))
+    assert torch.equal(samples[0], samples[1]) and not torch.equal(samples[0], samples[2])
+    assert not torch.equal(samples[2], dropout_factors(torch.Size((400, 501)), rate, dtype, source)), (
+        "the stream continues"
+    )
+    assert (samples[0] == 0).float().mean().item() == pytest.approx(rate, abs=0.005)
+    assert samples[0].float().mean().item() == pytest.approx(1.0, abs=0.01)
+    assert len(samples[0].unique()) == 2
 
 
-def test_dropout_is_on_in_training_alone_and_its_gradient_is_its_mask() -> None:
-    network = model("bert", dropout=0.4)
+def test_dropout_is_active_only_in_training_and_masks_its_gradient() -> None:
+    network = make_model("bert", dropout=0.4)
     source = use_cpu_kernels(network)
     ids = torch.arange(5, 25).view(2, 10)
     network.eval()
@@ -96,7 +98,7 @@ def test_dropout_is_on_in_training_alone_and_its_gradient_is_its_mask() -> None:
     assert torch.equal(x.grad, out.detach()) and (out == 0).any()
 
 
-def test_a_model_that_drops_attention_its_own_way_keeps_its_attention() -> None:
+def test_model_with_custom_attention_dropout_keeps_its_attention() -> None:
     from transformers import ModernBertConfig, ModernBertModel
 
     config = ModernBertConfig(

@@ -1,4 +1,4 @@
-"""The stage on a small problem with the random encoder, run as every front runs it."""
+"""Stage `evaluate` on a small dataset with a randomly initialised encoder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
+from on_disk import graphs_of
 
 from ramen.artifacts import drafts, open_artifact
 from ramen.cli import tables
@@ -21,7 +22,7 @@ from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError
 from ramen.evaluation.report import COLUMNS
-from ramen.graph.metadata import Graph, write_graphs
+from ramen.graph.metadata import write_graphs
 from ramen.stages import run_stage
 from ramen.tracking import NullTracker
 
@@ -32,7 +33,7 @@ HISTORY = [
 ]
 
 
-class Recorder(NullTracker):
+class RecordingTracker(NullTracker):
     def __init__(self) -> None:
         self.headlines: dict[str, float] = {}
         self.files: list[str] = []
@@ -45,29 +46,18 @@ class Recorder(NullTracker):
         self.files.append(path.name)
 
 
-def graph(matrix: sp.csr_matrix) -> Graph:
-    return Graph(
-        matrix.indptr.astype(np.int64),
-        matrix.indices,
-        np.ones(matrix.nnz, np.float32),
-        np.ones(matrix.nnz, bool),
-        matrix.shape,
-    )
-
-
 def write_inputs(problem: Dataset, folder: Path, history: Any = HISTORY) -> dict[str, Path]:
-    places = {name: folder / name for name in ("dataset", "pruned_graph", "model")}
-    with drafts(places, sections={}, inputs={}, work=folder / "work") as made:
+    paths = {name: folder / name for name in ("dataset", "pruned_graph", "model")}
+    with drafts(paths, sections={}, inputs={}, work=folder / "work") as made:
         problem.write(made["dataset"].path)
-        graphs = {name: {"train": graph(s.train), "labels": graph(s.labels)} for name, s in problem.anchor_sets.items()}
-        write_graphs(made["pruned_graph"].path, graphs)
+        write_graphs(made["pruned_graph"].path, graphs_of(problem))
         load_encoder("tiny", ENCODER).save(made["model"].path)
         if history is not None:
             (made["model"].path / "history.json").write_text(json.dumps(history))
-    return places
+    return paths
 
 
-def run(inputs: dict[str, Path], out: Path, track: Any = None, **scoring: Any) -> dict[str, float]:
+def run_evaluate(inputs: dict[str, Path], out: Path, track: Any = None, **scoring: Any) -> dict[str, float]:
     sections = {"encoder": ENCODER.model_dump(), "scoring": {"peers": [], **scoring}}
     return run_stage("evaluate", sections=sections, inputs=inputs, outputs={"evaluation": out}, track=track)
 
@@ -82,35 +72,36 @@ def inputs(tiny_problem: Dataset, tmp_path: Path) -> dict[str, Path]:
     return write_inputs(tiny_problem, tmp_path)
 
 
-def test_links_are_asked_of_all_raw_edges_whatever_a_model_kept(tiny_problem: Dataset, tmp_path: Path) -> None:
-    # more anchors than the depth of 100, so that a recall can be less than whole
+def test_link_prediction_uses_all_raw_edges_regardless_of_pruning(tiny_problem: Dataset, tmp_path: Path) -> None:
+    # more anchors than the depth of 100, so that the recall can be below 100 %
     links = tiny_problem.anchor_sets["links"]
-    more = [f"page of {i}" for i in range(300)]
-    texts = Texts([*links.texts.uids, *(f"more-{i}" for i in range(300))], [*links.texts.texts, *more])
+    extra_texts = [f"page of {i}" for i in range(300)]
+    texts = Texts([*links.texts.uids, *(f"extra-{i}" for i in range(300))], [*links.texts.texts, *extra_texts])
     train = sp.hstack([links.train, sp.random(60, 300, 0.02, "csr", np.float32, random_state=0).sign()], "csr")
     wide = AnchorSet(texts, train, sp.csr_matrix((30, train.shape[1]), dtype=np.float32))
     problem = replace(tiny_problem, anchor_sets={"links": wide})
     inputs = write_inputs(problem, tmp_path / "whole")
-    metrics = run(inputs, tmp_path / "a", links=True)
+    metrics = run_evaluate(inputs, tmp_path / "a", links=True)
     encoder = load_encoder(inputs["model"], ENCODER)
     scores = encoder.encode(problem.train.texts) @ encoder.encode(texts.texts).T
     true = train.toarray() > 0
     true[:, links.texts.uids.index("test-0")] = False
     nearest = np.argsort(-scores, axis=1, kind="stable")[:, :100]
-    found = np.take_along_axis(true, nearest, axis=1).sum(1) / np.maximum(true.sum(1), 1)
-    assert metrics["links/links_r_at_100"] == pytest.approx(100 * found[true.any(1)].mean()) and found.mean() < 0.9
+    recall = np.take_along_axis(true, nearest, axis=1).sum(1) / np.maximum(true.sum(1), 1)
+    assert metrics["links/links_r_at_100"] == pytest.approx(100 * recall[true.any(1)].mean()) and recall.mean() < 0.9
     pruned = replace(wide, train=sp.csr_matrix(wide.train.shape, dtype=np.float32))
     with drafts({"pruned_graph": tmp_path / "p"}, sections={}, inputs={}, work=tmp_path / "work") as made:
-        write_graphs(made["pruned_graph"].path, {"links": {"train": graph(pruned.train), "labels": graph(wide.labels)}})
-    again = run({**inputs, "pruned_graph": tmp_path / "p"}, tmp_path / "b", links=True)
-    assert again["links/links_r_at_100"] == metrics["links/links_r_at_100"]
+        write_graphs(made["pruned_graph"].path, graphs_of(replace(problem, anchor_sets={"links": pruned})))
+    repeated = run_evaluate({**inputs, "pruned_graph": tmp_path / "p"}, tmp_path / "b", links=True)
+    assert repeated["links/links_r_at_100"] == metrics["links/links_r_at_100"]
 
 
-def test_metrics_and_predictions_are_those_of_brute_force(
-    inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path
+def test_metrics_and_predictions_match_brute_force(
+    inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, track = tmp_path / "evaluation", Recorder()
-    metrics = run(inputs, out, track, chunk=7)
+    monkeypatch.setattr("ramen.evaluation.predictions.ROW_GROUP", 7)
+    out, track = tmp_path / "evaluation", RecordingTracker()
+    metrics = run_evaluate(inputs, out, track)
     encoder = load_encoder(inputs["model"], ENCODER)
     scores = encoder.encode(tiny_problem.test.texts) @ encoder.encode(tiny_problem.labels.texts).T
     scores[tiny_problem.filter_test.toarray() > 0] = -np.inf
@@ -134,8 +125,8 @@ def test_metrics_and_predictions_are_those_of_brute_force(
     assert set(track.files) == {"report.html", "metrics.json", "figures", "per_document.parquet"}
 
 
-def test_slices_add_up_and_counts_are_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
-    metrics = run(inputs, tmp_path / "evaluation", propensity_a=0.6, propensity_b=2.6)
+def test_slices_sum_to_the_metric_and_counts_are_recorded(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metrics = run_evaluate(inputs, tmp_path / "evaluation", propensity_a=0.6, propensity_b=2.6)
     for key in ("p_at_1", "n_at_5", "psp_at_5", "psn_at_3", "r_at_10", "fn_at_100"):
         assert sum(metrics[f"{part}/{key}"] for part in ("head", "torso", "tail")) == pytest.approx(metrics[key])
     assert 0 <= metrics["tail/label_r_at_10"] <= 100
@@ -146,8 +137,8 @@ def test_slices_add_up_and_counts_are_recorded(inputs: dict[str, Path], tmp_path
     assert json.loads((tmp_path / "evaluation/propensity.json").read_text()) == {"a": 0.6, "b": 2.6, "N": 60}
 
 
-def test_quantile_tables_agree_with_the_metrics(inputs: dict[str, Path], tmp_path: Path) -> None:
-    metrics = run(inputs, tmp_path / "evaluation", quantiles=4)
+def test_quantile_tables_sum_to_the_metrics(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metrics = run_evaluate(inputs, tmp_path / "evaluation")
     with (tmp_path / "evaluation/quantiles.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert sum(int(row["labels"]) for row in rows) == 30
@@ -157,8 +148,11 @@ def test_quantile_tables_agree_with_the_metrics(inputs: dict[str, Path], tmp_pat
     assert [row["value"] for row in long] == [row["p_at_5"] for row in rows]
 
 
-def test_figures_and_report(inputs: dict[str, Path], tmp_path: Path) -> None:
-    run(inputs, tmp_path / "evaluation", samples=3)
+def test_figures_and_report_are_written(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramen.evaluation.report_data.SAMPLES", 3)
+    run_evaluate(inputs, tmp_path / "evaluation")
     stems = {file.stem for file in (tmp_path / "evaluation/figures").glob("*.png")}
     assert stems == {"quantiles", "training", "edges"}
     html = (tmp_path / "evaluation/report.html").read_text()
@@ -167,36 +161,39 @@ def test_figures_and_report(inputs: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("history", [None, [{"phase": "warmup"}]])
-def test_a_model_without_usable_history_is_evaluated(tiny_problem: Dataset, tmp_path: Path, history: Any) -> None:
-    run(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
+def test_model_without_training_values_is_evaluated(tiny_problem: Dataset, tmp_path: Path, history: Any) -> None:
+    run_evaluate(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
     assert [file.stem for file in (tmp_path / "evaluation/figures").glob("*.png")] == ["quantiles"]
 
 
 @pytest.mark.parametrize("history", [{"not": "a list"}, [3], [{"loss": "much"}], [{"lambda": [1]}]])
-def test_damaged_history_is_named(tiny_problem: Dataset, tmp_path: Path, history: Any) -> None:
+def test_damaged_history_is_refused(tiny_problem: Dataset, tmp_path: Path, history: Any) -> None:
     with pytest.raises(ArtifactError, match="model/history.json: .*; run the stage that wrote it again"):
-        run(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
+        run_evaluate(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
 
 
-def test_base_is_set_beside(inputs: dict[str, Path], tmp_path: Path) -> None:
-    base = run(inputs, tmp_path / "base")
-    metrics = run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), samples=2)
+def test_base_is_compared_with_the_run(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramen.evaluation.report_data.SAMPLES", 2)
+    base = run_evaluate(inputs, tmp_path / "base")
+    metrics = run_evaluate(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"))
     stored = json.loads((tmp_path / "evaluation/metrics.json").read_text())
     assert {key.removeprefix("base/"): value for key, value in stored.items() if key.startswith("base/")} == base
     assert {key: value for key, value in metrics.items() if not key.startswith("gain")} == base
     assert metrics["gain/tail/p_at_1"] == metrics["gain_se/tail/p_at_1"] == 0
     html = (tmp_path / "evaluation/report.html").read_text()
     assert html.count("<h3>BASE</h3>") == 2 and '<span class="delta even">+0.00 ±0.00</span>' in html
-    again = run(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"), samples=0)
-    assert again == metrics
+    repeated = run_evaluate(inputs, tmp_path / "third", base=str(tmp_path / "evaluation"))
+    assert repeated == metrics
     stored = json.loads((tmp_path / "third/metrics.json").read_text())
-    assert not any(key.startswith(("base/base/", "base/gain")) for key in stored), "a base's own base is not passed on"
+    assert not any(key.startswith(("base/base/", "base/gain")) for key in stored), "the base of the base is not copied"
 
 
-def test_gains_have_errors_clustered_by_the_groups_of_the_dataset(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_gains_have_standard_errors_clustered_by_group(tiny_problem: Dataset, tmp_path: Path) -> None:
     groups = np.repeat(np.arange(7), [6, 4, 3, 3, 2, 1, 1])
     inputs = write_inputs(replace(tiny_problem, test_groups=groups), tmp_path)
-    base = run(inputs, tmp_path / "base")
+    base = run_evaluate(inputs, tmp_path / "base")
     with drafts({"model": tmp_path / "other"}, sections={}, inputs={}, work=tmp_path / "work") as made:
         encoder = load_encoder("tiny", ENCODER)
         rng = np.random.default_rng(0)
@@ -204,8 +201,10 @@ def test_gains_have_errors_clustered_by_the_groups_of_the_dataset(tiny_problem: 
             noise = rng.standard_normal(tuple(weight.shape), np.float32)
             weight.data += 0.3 * weight.data.std(correction=0) * weight.data.new_tensor(noise)
         encoder.save(made["model"].path)
-    track = Recorder()
-    metrics = run({**inputs, "model": tmp_path / "other"}, tmp_path / "out", track, base=str(tmp_path / "base"))
+    track = RecordingTracker()
+    metrics = run_evaluate(
+        {**inputs, "model": tmp_path / "other"}, tmp_path / "out", track, base=str(tmp_path / "base")
+    )
     first = {}
     for name in ("out", "base"):
         table = pq.read_table(tmp_path / name / "predictions.parquet", filters=[("rank", "=", 1)]).to_pylist()
@@ -225,26 +224,26 @@ def test_gains_have_errors_clustered_by_the_groups_of_the_dataset(tiny_problem: 
     assert "clustered by their 7 groups" in html and f" ±{metrics['gain_se/p_at_1']:.2f}</span>" in html
 
 
-def test_one_group_of_test_documents_gives_gains_without_errors(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_gains_of_one_group_have_no_standard_errors(tiny_problem: Dataset, tmp_path: Path) -> None:
     inputs = write_inputs(replace(tiny_problem, test_groups=np.zeros(20, np.int64)), tmp_path)
-    run(inputs, tmp_path / "base")
-    metrics = run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"))
+    run_evaluate(inputs, tmp_path / "base")
+    metrics = run_evaluate(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"))
     assert metrics["gain/p_at_1"] == 0 and not any(key.startswith("gain_se/") for key in metrics)
 
 
-def test_peers_are_measured_on_the_same_documents(inputs: dict[str, Path], tmp_path: Path) -> None:
-    metrics = run(inputs, tmp_path / "evaluation", peers=["tfidf", "untrained"])
-    assert metrics["peers/untrained/p_at_1"] == metrics["p_at_1"], "the model of this test is the untrained encoder"
+def test_peers_are_evaluated_on_the_same_documents(inputs: dict[str, Path], tmp_path: Path) -> None:
+    metrics = run_evaluate(inputs, tmp_path / "evaluation", peers=["tfidf", "untrained"])
+    assert metrics["peers/untrained/p_at_1"] == metrics["p_at_1"], "the model in this test is the untrained encoder"
     assert metrics["peers/tfidf/p_at_1"] > metrics["p_at_1"] and "peers/tfidf/tail/p_at_1" not in metrics
     assert json.loads((tmp_path / "evaluation/metrics.json").read_text()) == metrics
     html = (tmp_path / "evaluation/report.html").read_text()
     assert html.count('class="peer"') == 2 and "Untrained encoder" in html
-    run(inputs, tmp_path / "other", base=str(tmp_path / "evaluation"))
+    run_evaluate(inputs, tmp_path / "other", base=str(tmp_path / "evaluation"))
     stored = json.loads((tmp_path / "other/metrics.json").read_text())
-    assert not any("peers/" in key for key in stored), "the base's peers are not passed on"
+    assert not any("peers/" in key for key in stored), "the peers of the base are not copied"
 
 
-def test_peer_that_cannot_run_is_left_out_with_a_warning(
+def test_peer_that_cannot_run_is_skipped_with_a_warning(
     inputs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sections = {"encoder": {**ENCODER.model_dump(), "name": str(tmp_path / "nowhere")}, "scoring": {}}
@@ -256,35 +255,35 @@ def test_peer_that_cannot_run_is_left_out_with_a_warning(
 def test_base_of_another_dataset_or_propensity_is_refused(
     inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path
 ) -> None:
-    run(inputs, tmp_path / "base")
+    run_evaluate(inputs, tmp_path / "base")
     with pytest.raises(ArtifactError, match="a=0.55, b=1.5, here a=0.6"):
-        run(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), propensity_a=0.6)
+        run_evaluate(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), propensity_a=0.6)
     other = write_inputs(replace(tiny_problem, y_test=tiny_problem.y_test[::-1].tocsr()), tmp_path / "other")
     with pytest.raises(ArtifactError, match="another dataset"):
-        run(other, tmp_path / "evaluation", base=str(tmp_path / "base"))
+        run_evaluate(other, tmp_path / "evaluation", base=str(tmp_path / "base"))
     assert not (tmp_path / "evaluation").exists()
 
 
-def test_a_test_set_without_labels_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_test_set_without_labels_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
     empty = replace(tiny_problem, y_test=sp.csr_matrix(tiny_problem.y_test.shape, dtype=np.float32))
     with pytest.raises(DataError, match="at least one test document with a label"):
-        run(write_inputs(empty, tmp_path), tmp_path / "evaluation")
+        run_evaluate(write_inputs(empty, tmp_path), tmp_path / "evaluation")
 
 
-def test_a_diverged_model_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
-    places = write_inputs(tiny_problem, tmp_path)
+def test_model_with_non_finite_vectors_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
+    paths = write_inputs(tiny_problem, tmp_path)
     broken = load_encoder("tiny", ENCODER)
     for weight in broken.parameters():
         weight.data.fill_(float("nan"))
-    with drafts({"model": places["model"]}, sections={}, inputs={}, work=tmp_path / "work") as made:
+    with drafts({"model": paths["model"]}, sections={}, inputs={}, work=tmp_path / "work") as made:
         broken.save(made["model"].path)
     with pytest.raises(ArtifactError, match="not finite"):
-        run(places, tmp_path / "evaluation")
+        run_evaluate(paths, tmp_path / "evaluation")
 
 
-def test_same_inputs_same_artifact(inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_equal_inputs_give_equal_artifacts(inputs: dict[str, Path], tmp_path: Path) -> None:
     digests = []
     for name in ("one", "two"):
-        run(inputs, tmp_path / name)
+        run_evaluate(inputs, tmp_path / name)
         digests.append(open_artifact(tmp_path / name, "evaluation").digest)
     assert digests[0] == digests[1]

@@ -1,4 +1,4 @@
-"""Calibrated pruning on planted noise: which edges go, whatever the scale of the encoder."""
+"""Pruning thresholds from random pairs, tested on graphs with planted noise."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from ramen.graph.pruning import drawable_edges, edge_cosines, random_cosines
 ROWS, ANCHORS, TOPICS, WIDTH = 2000, 300, 30, 64
 
 
-def planted(noise: float, seed: int = 0) -> tuple[Graph, np.ndarray, np.ndarray, np.ndarray]:
-    """A graph whose true edges join a row to anchors of its topic, a share of them replaced by random anchors, and
-    vectors with a common direction, as pre-trained encoders give them: nearly every cosine is above 0.
+def make_noisy_graph(noise: float, seed: int = 0) -> tuple[Graph, np.ndarray, np.ndarray, np.ndarray]:
+    """Make a graph with noise edges, and vectors.
 
-    Returns the graph, which edges are noise, the rows' and the anchors' vectors.
+    True edges link a row to anchors of its topic; a share `noise` of them is replaced by random anchors. The vectors
+    have a common direction, as those of pre-trained encoders do: nearly all cosines are positive.
+
+    Returns:
+        The graph, a mask of its noise edges, the vectors of rows and those of anchors.
     """
     rng = np.random.default_rng(seed)
     row_topic, anchor_topic = rng.integers(0, TOPICS, ROWS), np.arange(ANCHORS) % TOPICS
     centres = rng.standard_normal((TOPICS, WIDTH))
     common = rng.standard_normal(WIDTH) * 1.2
 
-    def vectors(topics: np.ndarray) -> np.ndarray:
+    def make_vectors(topics: np.ndarray) -> np.ndarray:
         raw = centres[topics] + common + 0.7 * rng.standard_normal((len(topics), WIDTH))
         return (raw / np.linalg.norm(raw, axis=1, keepdims=True)).astype(np.float32)
 
@@ -31,11 +34,11 @@ def planted(noise: float, seed: int = 0) -> tuple[Graph, np.ndarray, np.ndarray,
     for row in range(ROWS):
         true = np.flatnonzero(anchor_topic == row_topic[row])
         for anchor in rng.choice(true, 4, replace=False):
-            bad = rng.random() < noise
-            choice = int(rng.choice(np.flatnonzero(anchor_topic != row_topic[row]))) if bad else int(anchor)
+            replaced = rng.random() < noise
+            choice = int(rng.choice(np.flatnonzero(anchor_topic != row_topic[row]))) if replaced else int(anchor)
             rows.append(row)
             columns.append(choice)
-            wrong.append(bad)
+            wrong.append(replaced)
     matrix = sp.csr_matrix((np.array(wrong, float) + 1, (rows, columns)), shape=(ROWS, ANCHORS))
     matrix.sum_duplicates()
     is_noise = matrix.data >= 2
@@ -44,27 +47,27 @@ def planted(noise: float, seed: int = 0) -> tuple[Graph, np.ndarray, np.ndarray,
         matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), np.ones(edges, np.float32),
         np.ones(edges, bool), matrix.shape,
     )  # fmt: skip
-    return graph, is_noise, vectors(row_topic), vectors(anchor_topic)
+    return graph, is_noise, make_vectors(row_topic), make_vectors(anchor_topic)
 
 
-def removed(graph: Graph, rows: np.ndarray, anchors: np.ndarray, threshold: float) -> np.ndarray:
+def is_removed(graph: Graph, rows: np.ndarray, anchors: np.ndarray, threshold: float) -> np.ndarray:
     return edge_cosines(graph, rows, anchors) <= threshold
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 0.4, 0.6])
-def test_a_quantile_of_random_pairs_finds_the_noise_where_zero_finds_none(noise: float) -> None:
-    graph, wrong, rows, anchors = planted(noise)
-    assert removed(graph, rows, anchors, 0.0).mean() < 0.01, "the published rule removes nothing here"
+def test_quantile_of_random_pairs_removes_noise_where_threshold_0_removes_nothing(noise: float) -> None:
+    graph, wrong, rows, anchors = make_noisy_graph(noise)
+    assert is_removed(graph, rows, anchors, 0.0).mean() < 0.01, "the published threshold removes nothing"
     sample = random_cosines(graph, rows, anchors, 100_000, np.random.default_rng(0))
-    gone = removed(graph, rows, anchors, float(np.quantile(sample, 0.9)))
+    gone = is_removed(graph, rows, anchors, float(np.quantile(sample, 0.9)))
     if noise:
         assert (gone & wrong).sum() / gone.sum() > 0.9, "precision"
         assert (gone & wrong).sum() / wrong.sum() > 0.85, "recall"
     assert (gone & ~wrong).sum() / (~wrong).sum() < 0.1, "true edges stay"
 
 
-def test_random_pairs_are_drawn_as_often_as_edges_name_them_and_by_seed() -> None:
-    graph, _, rows, anchors = planted(0.2)
+def test_random_pairs_are_sampled_in_proportion_to_edges_and_reproducibly() -> None:
+    graph, _, rows, anchors = make_noisy_graph(0.2)
     a, b = (random_cosines(graph, rows, anchors, 50_000, np.random.default_rng(1)) for _ in range(2))
     np.testing.assert_array_equal(a, b)
     chance = np.outer(np.bincount(graph.rows(), minlength=ROWS), np.bincount(graph.indices, minlength=ANCHORS)) * 1.0
@@ -72,8 +75,8 @@ def test_random_pairs_are_drawn_as_often_as_edges_name_them_and_by_seed() -> Non
     assert a.mean() == pytest.approx(float((chance * (rows @ anchors.T)).sum() / chance.sum()), abs=0.005)
 
 
-def test_a_set_of_few_anchors_is_not_measured_by_its_own_edges() -> None:
-    """Three anchors, of which every row has the right one: a third of all pairs are edges, none is noise."""
+def test_random_pairs_of_a_set_with_few_anchors_exclude_edges() -> None:
+    """Three anchors, and each row is linked to the right one: a third of all pairs are edges, none is noise."""
     rng = np.random.default_rng(0)
     topic = rng.integers(0, 3, ROWS)
     centres = np.linalg.qr(rng.standard_normal((WIDTH, 3)))[0].T
@@ -83,18 +86,18 @@ def test_a_set_of_few_anchors_is_not_measured_by_its_own_edges() -> None:
         np.arange(ROWS + 1), topic.astype(np.int32), np.ones(ROWS, np.float32), np.ones(ROWS, bool), (ROWS, 3)
     )
     sample = random_cosines(graph, rows, anchors, 10_000, np.random.default_rng(0))
-    assert not removed(graph, rows, anchors, float(np.quantile(sample, 0.75))).any()
+    assert not is_removed(graph, rows, anchors, float(np.quantile(sample, 0.75))).any()
 
 
-def test_a_graph_with_every_pair_has_no_random_ones() -> None:
+def test_complete_graph_has_no_random_pairs() -> None:
     matrix = sp.csr_matrix(np.ones((4, 2), np.float32))
     graph = Graph(matrix.indptr.astype(np.int64), matrix.indices, matrix.data, np.ones(8, bool), (4, 2))
     rows, anchors = (np.eye(4, dtype=np.float32)[:n] for n in (4, 2))
     assert len(random_cosines(graph, rows, anchors, 1000, np.random.default_rng(0))) == 0
 
 
-def skewed(rows: int = 400, anchors: int = 3000, seed: int = 0) -> Graph:
-    """Rows of 1 to 600 anchors, some anchors in many rows."""
+def make_skewed_graph(rows: int = 400, anchors: int = 3000, seed: int = 0) -> Graph:
+    """Make a graph with 1 to 600 anchors per row and a skewed anchor popularity."""
     rng = np.random.default_rng(seed)
     popularity = 1.0 / np.arange(1, anchors + 1) ** 0.8
     columns = [
@@ -107,8 +110,8 @@ def skewed(rows: int = 400, anchors: int = 3000, seed: int = 0) -> Graph:
     return Graph(indptr, np.concatenate(columns).astype(np.int32), ones, np.ones(edges, bool), (rows, anchors))
 
 
-def test_rows_with_few_edges_keep_all_and_others_as_many_as_allowed() -> None:
-    graph = skewed()
+def test_drawable_edges_keeps_at_most_the_allowed_edges_per_row() -> None:
+    graph = make_skewed_graph()
     most = np.full(400, 12, np.int64)
     most[5], most[7] = 0, 1
     chosen = drawable_edges(graph, most, None, key=1)
@@ -118,17 +121,17 @@ def test_rows_with_few_edges_keep_all_and_others_as_many_as_allowed() -> None:
     assert not np.array_equal(chosen, drawable_edges(graph, most, None, key=2))
 
 
-def test_judged_edges_are_a_draw_by_weight_that_rows_share() -> None:
-    graph = skewed()
+def test_drawable_edges_are_weighted_samples_shared_between_rows() -> None:
+    graph = make_skewed_graph()
     weights = 1.0 / np.sqrt(np.maximum(np.bincount(graph.indices, minlength=3000), 1))
     rows, large = graph.rows(), np.flatnonzero(np.diff(graph.indptr) == 600)
     one = np.ones(400, np.int64)
-    first = np.zeros(graph.num_edges)
+    frequency = np.zeros(graph.num_edges)
     for key in range(3000):
-        first += drawable_edges(graph, one, weights, key)
+        frequency += drawable_edges(graph, one, weights, key)
     edges = np.flatnonzero(rows == large[0])
     expected = weights[graph.indices[edges]] / weights[graph.indices[edges]].sum()
-    np.testing.assert_allclose(first[edges] / 3000, expected, atol=0.006)
+    np.testing.assert_allclose(frequency[edges] / 3000, expected, atol=0.006)
 
     most = np.full(400, 12, np.int64)
     shared = len(np.unique(graph.indices[drawable_edges(graph, most, weights, 1)]))

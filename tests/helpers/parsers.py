@@ -1,11 +1,11 @@
-"""Every parser of user files and values, as a function of bytes: for property tests and `make fuzz`.
+"""Parsers of user files and values as functions of bytes, for property tests and fuzzing.
 
-For any bytes, a parser must return, or raise a RamenError with printable lines. `make fuzz` runs
+On any bytes a parser returns or raises a RamenError whose lines are printable. `make fuzz` runs
 
     python tests/helpers/parsers.py [--seconds N] [--findings DIR] [TARGET ...]
 
-which lets atheris (libFuzzer with coverage of Python code) search for bytes that violate this. It writes findings to
-DIR/TARGET; add them to the tests.
+which searches for counterexamples with atheris (libFuzzer with coverage of Python code) and writes them to DIR/TARGET.
+Add a test for each.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 MEMORY_MB = 2048
-"""Memory limit; the search ends when a target exceeds it."""
+"""A target that uses more memory ends the search."""
 SECONDS_PER_INPUT = 10
 
 
 def accept(parse: Callable[[Path, bytes], object], folder: Path, data: bytes) -> None:
-    """Parse bytes; raise any error other than a RamenError with printable lines."""
+    """Parse `data`; raise unless the parser succeeds or raises a RamenError with printable lines."""
     from ramen.errors import RamenError, printable
 
     try:
@@ -35,7 +35,7 @@ def accept(parse: Callable[[Path, bytes], object], folder: Path, data: bytes) ->
         assert len(lines) <= 20 and all(line == printable(line) and line.strip() for line in lines), lines
 
 
-def _written(folder: Path, name: str, data: bytes) -> Path:
+def _write(folder: Path, name: str, data: bytes) -> Path:
     path = folder / name
     path.write_bytes(data)
     return path
@@ -44,14 +44,14 @@ def _written(folder: Path, name: str, data: bytes) -> Path:
 def yaml_file(folder: Path, data: bytes) -> object:
     from ramen.yamlfile import read_yaml
 
-    return read_yaml(_written(folder, "any.yaml", data))
+    return read_yaml(_write(folder, "any.yaml", data))
 
 
 def parameters(folder: Path, data: bytes) -> object:
     from ramen.config import resolve, to_yaml
 
-    config = resolve(params=_written(folder, "params.yaml", data))
-    again = resolve(params=_written(folder, "again.yaml", to_yaml(config).encode()))
+    config = resolve(params=_write(folder, "params.yaml", data))
+    again = resolve(params=_write(folder, "again.yaml", to_yaml(config).encode()))
     assert again == config
     return config
 
@@ -65,24 +65,24 @@ def assignment(folder: Path, data: bytes) -> object:
 def study(folder: Path, data: bytes) -> object:
     from ramen.ablation.study import read_study
 
-    return read_study(str(_written(folder, "study.yaml", data)), ["links"])
+    return read_study(str(_write(folder, "study.yaml", data)), ["links"])
 
 
 def text_matrix(folder: Path, data: bytes) -> object:
-    return _matrix(_written(folder, "m.txt", data))
+    return _matrix(_write(folder, "m.txt", data))
 
 
 def packed_matrix(folder: Path, data: bytes) -> object:
-    return _matrix(_written(folder, "m.npz", data))
+    return _matrix(_write(folder, "m.npz", data))
 
 
 def archive_of_arrays(folder: Path, data: bytes) -> object:
-    """A matrix archive with five given arrays, separated by 0xffff: random bytes are rarely a valid archive."""
+    """Parse an archive of five arrays, separated by 0xffff in `data`: random bytes are rarely an archive."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, part in zip(("format", "shape", "indices", "indptr", "data"), data.split(b"\xff\xff"), strict=False):
             archive.writestr(f"{name}.npy", part)
-    return _matrix(_written(folder, "m.npz", buffer.getvalue()))
+    return _matrix(_write(folder, "m.npz", buffer.getvalue()))
 
 
 def _matrix(path: Path) -> object:
@@ -102,48 +102,48 @@ def pairs(folder: Path, data: bytes) -> object:
     from ramen.data.sources.matrices import read_pairs
 
     defects = Defects()
-    found = read_pairs(_written(folder, "pairs.txt", data), (10, 10), defects)
+    found = read_pairs(_write(folder, "pairs.txt", data), (10, 10), defects)
     defects.raise_if_any()
     return found
 
 
 def documents(folder: Path, data: bytes) -> object:
-    """A folder of the source `xc` with these bytes as each JSON file of texts."""
+    """Parse a folder of the source `xc` whose JSON files all have this content."""
     from ramen.data.sources.xc import read
 
     for name in ("trn.json", "tst.json", "lbl.json"):
-        _written(folder, name, data)
-    problem = read(_data("xc", folder))
-    for text in (*problem.train.texts, *problem.train.uids):
+        _write(folder, name, data)
+    dataset = read(_data_section("xc", folder))
+    for text in (*dataset.train.texts, *dataset.train.uids):
         text.encode()
-    return problem
+    return dataset
 
 
 def raw_texts(folder: Path, data: bytes) -> object:
-    """A folder of the source `xc` with these bytes as each file of raw texts and groups."""
+    """Parse a folder of the source `xc` whose raw texts and groups all have this content."""
     from ramen.data.sources.xc import read
 
     (folder / "raw_data").mkdir(exist_ok=True)
     for name in ("raw_data/train.raw.txt", "raw_data/test.raw.txt", "raw_data/label.raw.txt", "trn_groups.txt"):
-        _written(folder, name, data)
+        _write(folder, name, data)
     for name in ("trn_X_Y.txt", "tst_X_Y.txt"):
-        _written(folder, name, b"1 1\n0:1\n")
-    return read(_data("xc", folder))
+        _write(folder, name, b"1 1\n0:1\n")
+    return read(_data_section("xc", folder))
 
 
 def packages(folder: Path, data: bytes) -> object:
     from ramen.data.sources.packages import read_packages
 
-    return read_packages(_written(folder, "Packages", data))
+    return read_packages(_write(folder, "Packages", data))
 
 
 def snapshot(folder: Path, data: bytes) -> object:
     from ramen.data.sources.packages import read_packages
 
-    return read_packages(_written(folder, "debian.jsonl", data))
+    return read_packages(_write(folder, "debian.jsonl", data))
 
 
-def _data(source: str, folder: Path) -> object:
+def _data_section(source: str, folder: Path) -> object:
     from ramen.config import parse_section
 
     return parse_section("data", {"source": source, "path": str(folder), "text": "title"})
@@ -168,11 +168,11 @@ SEEDS: dict[str, list[bytes]] = {
     ],
 }
 TARGETS: dict[str, Callable[[Path, bytes], object]] = {name: globals()[name] for name in SEEDS}
-"""Name -> function that parses bytes, and may write files to the folder."""
+"""Name -> parser of bytes; it may write files under the folder."""
 
 
 def write_seeds(name: str, folder: Path) -> None:
-    """Write valid inputs of a target, as the start of the search."""
+    """Write valid inputs of a target, the start of the search."""
     import numpy as np
     import scipy.sparse as sp
 
@@ -188,7 +188,7 @@ def write_seeds(name: str, folder: Path) -> None:
 
 
 def _search(name: str, arguments: list[str]) -> None:
-    """Search with atheris in this process; libFuzzer exits the process."""
+    """Search with atheris; libFuzzer ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["ramen", "yaml"]):
@@ -199,31 +199,31 @@ def _search(name: str, arguments: list[str]) -> None:
 
 
 def main() -> int:
-    """Search each target in its own process for some seconds; return 1 if a target failed."""
+    """Search each target in a separate process; return 1 if a counterexample was found, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=30, help="seconds per target")
+    parser.add_argument("--seconds", type=int, default=30, help="per target")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), metavar="DIR")
     parser.add_argument("--search", metavar="TARGET", help=argparse.SUPPRESS)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(TARGETS)}; default: all")
-    given, rest = parser.parse_known_args()
-    if given.search:
-        _search(given.search, rest)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; default all")
+    options, rest = parser.parse_known_args()
+    if options.search:
+        _search(options.search, rest)
     broken = []
-    for name in given.targets or TARGETS:
-        findings = given.findings / name
-        findings.mkdir(parents=True, exist_ok=True)
+    for name in options.targets or TARGETS:
+        folder = options.findings / name
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as corpus:
             write_seeds(name, Path(corpus))
             limits = [
-                f"-max_total_time={given.seconds}", f"-rss_limit_mb={MEMORY_MB}", f"-timeout={SECONDS_PER_INPUT}",
-                "-max_len=4096", "-verbosity=0", f"-artifact_prefix={findings}/",
+                f"-max_total_time={options.seconds}", f"-rss_limit_mb={MEMORY_MB}", f"-timeout={SECONDS_PER_INPUT}",
+                "-max_len=4096", "-verbosity=0", f"-artifact_prefix={folder}/",
             ]  # fmt: skip
             command = [sys.executable, __file__, "--search", name, *limits, corpus]
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-            if done.returncode:
+            search = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+            if search.returncode:
                 broken.append(name)
-                print(done.stderr[-4000:], file=sys.stderr)
-        print(f"{name}: {'FAILED, see ' + str(findings) if name in broken else 'passed'}", flush=True)
+                print(search.stderr[-4000:], file=sys.stderr)
+        print(f"{name}: {'FAILED, see ' + str(folder) if name in broken else 'passed'}", flush=True)
     return bool(broken)
 
 

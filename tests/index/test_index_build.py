@@ -54,14 +54,15 @@ def test_flat_is_exact(vectors: NDArray[np.float32], queries: NDArray[np.float32
 
 
 def test_hnsw_recall_is_high_and_grows_with_search_width(
-    vectors: NDArray[np.float32], queries: NDArray[np.float32]
+    vectors: NDArray[np.float32], queries: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = rank_exactly(vectors, queries, 10)
     wide = ann_recall(build_index(vectors, IndexConfig(kind="hnsw")), queries, truth, 10)
-    narrow = IndexConfig(kind="hnsw", hnsw_m=2, ef_construction=8, ef_search=8)
     assert wide > 0.98
     scores = build_index(vectors, IndexConfig(kind="hnsw")).search(queries, 1)[0][:, 0]
     np.testing.assert_allclose(scores, (queries @ vectors.T).max(1), rtol=1e-5)
+    monkeypatch.setattr("ramen.index.build.EF_CONSTRUCTION", 8)
+    narrow = IndexConfig(kind="HNSW2,Flat", ef_search=8)
     assert ann_recall(build_index(vectors, narrow), queries, truth, 10) < wide - 0.1
 
 
@@ -162,11 +163,10 @@ def test_build_restores_faiss_thread_count(vectors: NDArray[np.float32]) -> None
         faiss.omp_set_num_threads(before)
 
 
-def test_thread_count_depends_on_size_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_count_depends_on_number_of_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert thread_count(MAX_SINGLE_THREAD_LABELS, IndexConfig()) == 1
-    assert thread_count(MAX_SINGLE_THREAD_LABELS + 1, IndexConfig()) == 16
-    assert thread_count(10**7, IndexConfig(build_threads=1)) == 1
+    assert thread_count(MAX_SINGLE_THREAD_LABELS) == 1
+    assert thread_count(MAX_SINGLE_THREAD_LABELS + 1) == 16
 
 
 def test_read_refuses_truncated_and_foreign_files(vectors: NDArray[np.float32], tmp_path: Path) -> None:

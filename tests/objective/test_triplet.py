@@ -1,7 +1,8 @@
-"""Triplet loss and regularisers against the golden values worked out by hand, torch's own loss, and hand counts."""
+"""Triplet loss and regularisers compared with values computed by hand and with torch's triplet loss."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,19 +15,19 @@ MASK = torch.eye(3, dtype=torch.bool)
 MASK[2, 1] = True
 
 
-def test_golden_rows_of_the_softmax_reduction() -> None:
+def test_softmax_reduction_matches_values_computed_by_hand() -> None:
     loss = Triplet(0.3, 10, 0.1, "softmax")
     rows = [float(loss(SCORES[i : i + 1], POSITIVE[i : i + 1], MASK[i : i + 1])) for i in range(3)]
     assert rows == pytest.approx([0.2, 0.376159, 0.1], abs=1e-6)
     assert float(loss(SCORES, POSITIVE, MASK)) == pytest.approx(0.225386, abs=1e-6)
 
 
-def test_golden_values_of_the_other_reductions() -> None:
+def test_other_reductions_match_values_computed_by_hand() -> None:
     assert float(Triplet(reduction="mean")(SCORES, POSITIVE, MASK)) == pytest.approx(0.166667, abs=1e-6)
     assert float(Triplet(reduction="sum_all")(SCORES, POSITIVE, MASK)) == pytest.approx(0.2 + 0.4 + 0.2 + 0.1, abs=1e-6)
 
 
-def test_one_negative_equals_torchs_triplet_loss_on_cosine_distance() -> None:
+def test_loss_with_one_negative_matches_torch_triplet_loss() -> None:
     x, p, n = (
         torch.nn.functional.normalize(torch.randn(1, 8, generator=torch.Generator().manual_seed(i)), dim=1)
         for i in range(3)
@@ -40,7 +41,7 @@ def test_one_negative_equals_torchs_triplet_loss_on_cosine_distance() -> None:
         assert float(ours) == pytest.approx(float(reference(x, p, n)), abs=1e-6)
 
 
-def test_masked_candidates_get_no_gradient_and_hard_negatives_do() -> None:
+def test_hard_negatives_get_gradient_but_masked_candidates_do_not() -> None:
     scores = SCORES.clone().requires_grad_()
     Triplet()(scores, POSITIVE, MASK).backward()
     assert scores.grad is not None
@@ -48,7 +49,7 @@ def test_masked_candidates_get_no_gradient_and_hard_negatives_do() -> None:
     assert scores.grad[1, 0] > 0 and scores.grad[1, 1] < 0
 
 
-def test_only_the_hardest_negatives_count() -> None:
+def test_only_hardest_negatives_get_gradient() -> None:
     scores = torch.tensor([[0.5, 0.45, 0.4, 0.35]], requires_grad=True)
     Triplet(hardest=1)(scores, torch.tensor([0]), torch.zeros(1, 4, dtype=torch.bool)).backward()
     assert scores.grad is not None
@@ -56,19 +57,19 @@ def test_only_the_hardest_negatives_count() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["softmax", "mean", "sum_all"])
-def test_no_rows_or_no_negatives_give_a_connected_zero(reduction: str) -> None:
+def test_loss_without_rows_or_negatives_is_connected_zero(reduction: str) -> None:
     loss = Triplet(reduction=reduction)  # type: ignore[arg-type]
     empty = torch.zeros(0, 5, requires_grad=True)
     value = loss(empty, torch.zeros(0, dtype=torch.long), torch.zeros(0, 5, dtype=torch.bool))
     value.backward()
     assert float(value.detach()) == 0 and empty.grad is not None
-    alone = torch.full((2, 3), 0.5, requires_grad=True)
-    value = loss(alone, torch.tensor([0, 1]), torch.ones(2, 3, dtype=torch.bool))
+    no_negatives = torch.full((2, 3), 0.5, requires_grad=True)
+    value = loss(no_negatives, torch.tensor([0, 1]), torch.ones(2, 3, dtype=torch.bool))
     value.backward()
-    assert float(value.detach()) == 0 and alone.grad is not None and bool((alone.grad == 0).all())
+    assert float(value.detach()) == 0 and no_negatives.grad is not None and bool((no_negatives.grad == 0).all())
 
 
-def test_a_row_without_an_anchor_gets_no_gradient_from_the_regulariser() -> None:
+def test_regulariser_gives_no_gradient_to_rows_without_anchor() -> None:
     rows = torch.nn.functional.normalize(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     anchors = torch.nn.functional.normalize(torch.randn(2, 4, generator=torch.Generator().manual_seed(1)), dim=1)
     rows, anchors = rows.requires_grad_(), anchors.requires_grad_()
@@ -79,28 +80,37 @@ def test_a_row_without_an_anchor_gets_no_gradient_from_the_regulariser() -> None
     assert bool((rows.grad[1] == 0).all()) and bool((rows.grad[0] != 0).any()) and bool((anchors.grad != 0).any())
 
 
-def test_the_symmetric_regulariser_is_the_mean_of_both_directions_and_lets_other_rows_compete() -> None:
+def test_symmetric_regulariser_is_mean_of_both_directions() -> None:
     rows = torch.nn.functional.normalize(torch.randn(4, 6, generator=torch.Generator().manual_seed(2)), dim=1)
     anchors = torch.nn.functional.normalize(torch.randn(3, 6, generator=torch.Generator().manual_seed(3)), dim=1)
-    mask = torch.tensor([[1, 0, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0]]).bool()  # row 2 has no anchor at all
+    mask = torch.tensor([[1, 0, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0]]).bool()  # row 2 has no anchor
     links = Links(torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1]), mask, torch.tensor([0, 1]), torch.tensor([1, 3]))
     scores, margin = (rows @ anchors.T).numpy(), 0.3
 
     def hinge(positive: float, negatives: list[float]) -> float:
         return sum(max(0.0, n - positive + margin) for n in negatives) / len(negatives)
 
-    forth = [
+    forward = [
         hinge(scores[0, 0], [scores[0, 1], scores[0, 2]]),
         hinge(scores[1, 0], [scores[1, 1]]),
         hinge(scores[3, 1], [scores[3, 0], scores[3, 2]]),
     ]
-    back = [hinge(scores[1, 0], [scores[2, 0], scores[3, 0]]), hinge(scores[3, 1], list(scores[:3, 1]))]
+    reverse = [hinge(scores[1, 0], [scores[2, 0], scores[3, 0]]), hinge(scores[3, 1], list(scores[:3, 1]))]
     triplet = Triplet(margin, reduction="mean")
-    assert float(regulariser(rows, anchors, links, triplet)) == pytest.approx(sum(forth) / 3, abs=1e-6)
-    both = (sum(forth) / 3 + sum(back) / 2) / 2
+    assert float(regulariser(rows, anchors, links, triplet)) == pytest.approx(sum(forward) / 3, abs=1e-6)
+    both = (sum(forward) / 3 + sum(reverse) / 2) / 2
     assert float(regulariser(rows, anchors, links, triplet, symmetric=True)) == pytest.approx(both, abs=1e-6)
 
 
-def test_total_weighs_each_term_by_its_name() -> None:
+def test_links_from_numpy_become_equal_tensors() -> None:
+    arrays = (np.array([0, 2]), np.array([1, 0]), np.eye(3, 2, dtype=bool), np.array([0, 1]), np.array([2, 0]))
+    links = Links(*arrays).to("cpu")
+    tensors = (links.rows_R, links.positive_R, links.mask_BA, links.drawn_C, links.row_C)
+    for tensor, array in zip(tensors, arrays, strict=True):
+        assert torch.equal(tensor, torch.from_numpy(array))
+    assert links.to("cpu").mask_BA is links.mask_BA, "tensors on the device are not copied"
+
+
+def test_total_is_sum_weighted_by_term_name() -> None:
     terms = {"task": torch.tensor(1.0), "a.document": torch.tensor(2.0), "a.label": torch.tensor(3.0)}
     assert float(total(terms, {"task": 1.0, "a.document": 0.5, "a.label": 0.1})) == pytest.approx(2.3)

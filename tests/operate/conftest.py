@@ -1,4 +1,4 @@
-"""A real S3-compatible server (rclone's), started for the tests that need one."""
+"""Fixtures with an S3 server: `rclone serve s3`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUCKET = "graphs"
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server with an empty bucket `graphs`."""
+    """URL of an S3 server with the empty bucket `graphs`."""
     folder = tmp_path_factory.mktemp("s3")
     (folder / BUCKET).mkdir()
     address = f"127.0.0.1:{free_port()}"
@@ -44,7 +44,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of the bucket, with address and keys in the environment."""
+    """URL of the bucket; the server's address and keys are in the environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -53,7 +53,7 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Commands on a tracking store that cannot be used: one line without the password, and an end in time."""
+"""Commands with an unusable tracking store: they end in time, with one line that does not show the password."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlflow import MlflowClient
 from ramen.cli import cli
 from ramen.errors import RamenError
 from ramen.publishing import registry
-from ramen.tracking import runs
+from ramen.tracking import store as tracking_store
 
 COMMANDS = {
     "registry": ["registry"],
@@ -53,20 +53,20 @@ ANSWERS = {
         b' "model_version": {"name": "ramen", "version": "x"}, "experiment": {"experiment_id": "1"}}',
     ),
 }
-SAID = {
+MESSAGES = {
     "/login": "the server's answer is not JSON (a login page or a proxy?); check MLFLOW_TRACKING_URI",
     "/failing": "the server answers with status 500; check MLFLOW_TRACKING_URI",
     "/busy": "the server answers with status 503; check MLFLOW_TRACKING_URI",
-    "/empty": "the answer names the model '', expected 'ramen'",
+    "/empty": "the response has the model '', expected 'ramen'",
     "/itself": "the server redirects more than 30 times",
     "/trickle": "the answer is not complete after 2 s",
-    "/versions": "the answer names the version 'x",
+    "/versions": "the response has the version 'x",
 }
-"""What `ramen query` reports of some of the answers."""
+"""Path -> message of `ramen query` about the response."""
 
 
-class Stranger(BaseHTTPRequestHandler):
-    """A server that is no MLflow; the first part of the path says what it answers."""
+class OtherServer(BaseHTTPRequestHandler):
+    """A server that is not MLflow; the first part of the path selects the response."""
 
     def do_GET(self) -> None:
         status, kind, body = ANSWERS["/" + self.path.split("/")[1]]
@@ -93,8 +93,8 @@ class Stranger(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def stranger() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+def other_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), OtherServer)
     server.stopped = threading.Event()  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -106,8 +106,8 @@ def stranger() -> Iterator[str]:
 
 
 @pytest.fixture
-def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make a URI the tracking store of commands that are run in an empty folder."""
+def use_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that sets the tracking URI of commands that run in an empty folder."""
     import mlflow
 
     mlflow.set_tracking_uri(None)
@@ -118,72 +118,73 @@ def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda uri: monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
 
 
-def _keep_a_write(folder: Path) -> None:
-    place = folder / ".ramen" / "tracking" / "one"
-    place.mkdir(parents=True)
-    (place / "writes.jsonl").write_text('{"write": "tags", "run": "r", "values": {"values": {"a": "b"}}}\n')
+def _write_journal(folder: Path) -> None:
+    journal = folder / ".ramen" / "tracking" / "one"
+    journal.mkdir(parents=True)
+    (journal / "writes.jsonl").write_text('{"write": "tags", "run": "r", "values": {"values": {"a": "b"}}}\n')
 
 
-def _refused(name: str) -> str:
-    """Run a command; returns its one line."""
-    _keep_a_write(Path.cwd()) if name == "push" else None
-    done = CliRunner().invoke(cli, COMMANDS[name])
-    assert isinstance(done.exception, SystemExit), (name, done.output, repr(done.exception))
-    assert done.exit_code == 1 and len(done.output.splitlines()) == 1, (name, done.output)
-    assert done.output.startswith("error: ") and "geheim" not in done.output, (name, done.output)
-    assert len(done.output) < 700, (name, done.output)
-    return done.output
+def _run_failing(name: str) -> str:
+    """Run a command that must fail with one line; return the line."""
+    if name == "push":
+        _write_journal(Path.cwd())
+    result = CliRunner().invoke(cli, COMMANDS[name])
+    assert isinstance(result.exception, SystemExit), (name, result.output, repr(result.exception))
+    assert result.exit_code == 1 and len(result.output.splitlines()) == 1, (name, result.output)
+    assert result.output.startswith("error: ") and "geheim" not in result.output, (name, result.output)
+    assert len(result.output) < 700, (name, result.output)
+    return result.output
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_database_whose_driver_is_missing(use: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_missing_database_driver_is_reported(use_store: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "pymysql", None)
-    use("mysql+pymysql://me:geheim@127.0.0.1:9/mlflow?password=geheim")
-    assert "'pymysql' is not installed: pip install pymysql" in _refused(name)
+    use_store("mysql+pymysql://me:geheim@127.0.0.1:9/mlflow?password=geheim")
+    assert "'pymysql' is not installed: pip install pymysql" in _run_failing(name)
 
 
 @pytest.mark.parametrize("name", ["registry", "query", "promote", "rollback", "serve", "push"])
-def test_store_of_an_unknown_kind_or_in_a_folder(use: Any, tmp_path: Path, name: str) -> None:
-    use("ftp://me:geheim@127.0.0.1/runs")
-    assert "ftp://***@127.0.0.1/runs" in _refused(name)
+def test_unknown_store_and_folder_of_files_are_refused(use_store: Any, tmp_path: Path, name: str) -> None:
+    use_store("ftp://me:geheim@127.0.0.1/runs")
+    assert "ftp://***@127.0.0.1/runs" in _run_failing(name)
     os.environ["MLFLOW_TRACKING_URI"] = f"file://{tmp_path}/mlruns"
     if name != "push":
-        assert "MLflow no longer supports a folder of files; use sqlite:///mlflow.db or a server" in _refused(name)
+        assert "MLflow no longer supports a folder of files; use sqlite:///mlflow.db or a server" in _run_failing(name)
 
 
 @pytest.mark.parametrize("name", ["registry", "serve", "compare", "index-update"])
-def test_damaged_database(use: Any, tmp_path: Path, tracking_template: Path, name: str) -> None:
+def test_damaged_database_is_reported(use_store: Any, tmp_path: Path, tracking_template: Path, name: str) -> None:
     (tmp_path / "noise.db").write_bytes(b"noise" * 5000)
-    use(f"sqlite:///{tmp_path}/noise.db")
-    assert "file is not a database" in _refused(name)
+    use_store(f"sqlite:///{tmp_path}/noise.db")
+    assert "file is not a database" in _run_failing(name)
     (tmp_path / "tables.db").write_bytes(tracking_template.read_bytes())
     with sqlite3.connect(tmp_path / "tables.db") as database:
         for table in ("registered_models", "experiments", "runs"):
             database.execute(f"ALTER TABLE {table} RENAME TO {table}_gone")
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path}/tables.db"
-    assert "tables.db" in _refused(name)
+    assert "tables.db" in _run_failing(name)
 
 
-@pytest.mark.parametrize("place", ANSWERS)
-def test_http_server_that_is_no_mlflow(use: Any, stranger: str, place: str) -> None:
-    use(stranger + place)
-    slow = place == "/trickle"
-    assert SAID.get(place, "127.0.0.1") in _refused("query")
-    if place == "/versions":  # an experiment without runs is an answer
-        assert "the answer names the version 'x', expected a number" in _refused("promote")
+@pytest.mark.parametrize("path", ANSWERS)
+def test_http_server_that_is_not_mlflow_is_reported(use_store: Any, other_server: str, path: str) -> None:
+    use_store(other_server + path)
+    slow = path == "/trickle"
+    assert MESSAGES.get(path, "127.0.0.1") in _run_failing("query")
+    if path == "/versions":  # other commands accept the response as an experiment without runs
+        assert "the response has the version 'x', expected a number" in _run_failing("promote")
         return
     for name in ("registry", "promote") if slow else COMMANDS:
-        assert "127.0.0.1" in _refused(name)
+        assert "127.0.0.1" in _run_failing(name)
         if name == "push":
             break
 
 
-@pytest.mark.parametrize("place", ["/busy", "/empty", "/trickle", "/itself"])
-def test_run_is_refused_before_it_begins_when_the_server_is_no_mlflow(use: Any, stranger: str, place: str) -> None:
-    use(stranger + place)
-    done = CliRunner().invoke(cli, ["run", "--preset", "demo", "--out", "out"])
-    assert done.exit_code == 1 and len(done.output.splitlines()) == 1, done.output
-    assert "cannot be used" in done.output and "geheim" not in done.output and not Path("out").exists()
+@pytest.mark.parametrize("path", ["/busy", "/empty", "/trickle", "/itself"])
+def test_run_does_not_start_when_the_server_is_not_mlflow(use_store: Any, other_server: str, path: str) -> None:
+    use_store(other_server + path)
+    result = CliRunner().invoke(cli, ["run", "--preset", "demo", "--out", "out"])
+    assert result.exit_code == 1 and len(result.output.splitlines()) == 1, result.output
+    assert "cannot be used" in result.output and "geheim" not in result.output and not Path("out").exists()
 
 
 @pytest.mark.parametrize(
@@ -198,61 +199,61 @@ def test_run_is_refused_before_it_begins_when_the_server_is_no_mlflow(use: Any, 
         ("MLFLOW_EXPERIMENT_NAME", "x" * 501, "a name of at most 500 printable characters"),
     ],
 )
-def test_wrong_setting_of_mlflow_is_named(
+def test_invalid_mlflow_setting_is_reported(
     store: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    done = CliRunner().invoke(cli, ["compare"])
-    assert done.exit_code == 2 and done.output.startswith(f"error: {name} = "), done.output
-    assert f"expected {expected}; correct the variable or unset it" in done.output
+    result = CliRunner().invoke(cli, ["compare"])
+    assert result.exit_code == 2 and result.output.startswith(f"error: {name} = "), result.output
+    assert f"expected {expected}; correct the variable or unset it" in result.output
 
 
-def test_unknown_experiment_id_is_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_experiment_id_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "77")
-    assert "77 exists); check MLFLOW_EXPERIMENT_ID" in _refused("compare")
+    assert "77 exists); check MLFLOW_EXPERIMENT_ID" in _run_failing("compare")
 
 
 @pytest.mark.parametrize("name", ["registry", "query", "promote"])
-def test_failing_registry_is_named_when_it_is_not_the_tracking_store(
+def test_error_names_the_registry_if_it_differs_from_the_tracking_store(
     store: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://me:geheim@127.0.0.1:9")
-    said = _refused(name)
-    assert "in http://***@127.0.0.1:9: " in said and "check MLFLOW_REGISTRY_URI" in said
+    message = _run_failing(name)
+    assert "in http://***@127.0.0.1:9: " in message and "check MLFLOW_REGISTRY_URI" in message
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", f"sqlite:///{store.parent}/other.db")
-    assert "other.db; run `ramen run` here or set MLFLOW_REGISTRY_URI" in _refused(name)
+    assert "other.db; run `ramen run` here or set MLFLOW_REGISTRY_URI" in _run_failing(name)
     assert not (store.parent / "other.db").exists()
 
 
 @pytest.mark.parametrize("name", ["registry", "query", "compare"])
-def test_reading_commands_leave_an_empty_database_empty(use: Any, tmp_path: Path, name: str) -> None:
+def test_reading_commands_do_not_create_tables(use_store: Any, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty.db").touch()
-    use(f"sqlite:///{tmp_path}/empty.db")
-    assert "empty.db: the database is empty; run `ramen run` here" in _refused(name)
+    use_store(f"sqlite:///{tmp_path}/empty.db")
+    assert "empty.db: the database is empty; run `ramen run` here" in _run_failing(name)
     assert (tmp_path / "empty.db").stat().st_size == 0
 
 
-def test_database_that_is_a_directory_is_named_as_one(use: Any, tmp_path: Path) -> None:
-    use(f"sqlite:///{tmp_path}")
+def test_database_that_is_a_directory_is_reported(use_store: Any, tmp_path: Path) -> None:
+    use_store(f"sqlite:///{tmp_path}")
     for name in ("registry", "compare", "promote"):
-        assert f"{tmp_path}: is a directory, expected a database file" in _refused(name)
-    done = CliRunner().invoke(cli, ["run", "--preset", "demo", "--out", "out"])
-    assert done.exit_code == 1 and "is a directory, expected a database file" in done.output
+        assert f"{tmp_path}: is a directory, expected a database file" in _run_failing(name)
+    result = CliRunner().invoke(cli, ["run", "--preset", "demo", "--out", "out"])
+    assert result.exit_code == 1 and "is a directory, expected a database file" in result.output
 
 
-def test_database_in_a_folder_that_cannot_be_made_is_one_line(use: Any, tmp_path: Path) -> None:
-    use(f"sqlite:///{tmp_path}/labels.csv/mlflow.db")
-    done = CliRunner().invoke(cli, ["run", "--preset", "demo", "--out", "out"])
-    assert done.exit_code == 1 and len(done.output.splitlines()) == 1 and "labels.csv" in done.output
+def test_database_in_a_folder_that_cannot_be_created_is_reported(use_store: Any, tmp_path: Path) -> None:
+    use_store(f"sqlite:///{tmp_path}/labels.csv/mlflow.db")
+    result = CliRunner().invoke(cli, ["run", "--preset", "demo", "--out", "out"])
+    assert result.exit_code == 1 and len(result.output.splitlines()) == 1 and "labels.csv" in result.output
 
 
 @pytest.mark.parametrize("name", ["registry", "query", "promote", "compare"])
-def test_locked_database_is_one_line(store: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(runs, "LOCK_SECONDS", 0.1)
+def test_locked_database_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(tracking_store, "LOCK_SECONDS", 0.1)
     with closing(sqlite3.connect(store)) as database:
         database.execute("BEGIN EXCLUSIVE")
-        assert "mlflow.db: database is locked; end the process that locks it" in _refused(name)
+        assert "mlflow.db: database is locked; end the process that locks it" in _run_failing(name)
 
 
 def _register(source: str) -> None:
@@ -263,37 +264,42 @@ def _register(source: str) -> None:
 
 
 @pytest.mark.usefixtures("s3")
-def test_artifact_store_that_is_out_of_reach_is_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_artifact_store_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _register("s3://graphs/models/1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")
-    said = _refused("query")
-    assert "Could not connect to the endpoint URL" in said and "check AWS_ENDPOINT_URL, MLFLOW_S3_ENDPOINT_URL" in said
+    message = _run_failing("query")
+    assert (
+        "Could not connect to the endpoint URL" in message
+        and "check AWS_ENDPOINT_URL, MLFLOW_S3_ENDPOINT_URL" in message
+    )
 
 
 @pytest.mark.usefixtures("s3")
-def test_unknown_bucket_is_one_line(store: Path, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", s3_server)  # MLflow keeps a client for each value
+def test_unknown_bucket_is_reported(store: Path, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", s3_server)  # MLflow caches one client per value
     _register("s3://no-such-bucket/models/1")
-    said = _refused("query")
-    assert "bucket" in said and "check AWS_ENDPOINT_URL" in said
+    message = _run_failing("query")
+    assert "bucket" in message and "check AWS_ENDPOINT_URL" in message
 
 
-def test_server_that_never_answers_ends_the_command(use: Any) -> None:
+def test_command_times_out_when_the_server_never_answers(use_store: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        use(f"http://me:geheim@127.0.0.1:{silent.getsockname()[1]}")
-        assert "timed out" in _refused("registry")
+        use_store(f"http://me:geheim@127.0.0.1:{silent.getsockname()[1]}")
+        assert "timed out" in _run_failing("registry")
 
 
-def test_rollback_resolves_the_version_that_a_tag_names(store: Path) -> None:
+def test_rollback_accepts_an_alias_in_the_tag(store: Path) -> None:
     _register("s3://graphs/models/1")
     client = MlflowClient()
-    client.set_model_version_tag("ramen", "1", "alias.champion.before", "champion")  # an alias: anybody may set a tag
-    done = CliRunner().invoke(cli, ["rollback"])
-    assert done.exit_code == 0 and "champion is version 1, was 1" in done.output
+    client.set_model_version_tag(
+        "ramen", "1", "alias.champion.before", "champion"
+    )  # an alias: every user can set a tag
+    result = CliRunner().invoke(cli, ["rollback"])
+    assert result.exit_code == 0 and "champion is version 1, was 1" in result.output
 
 
 @pytest.mark.parametrize("version", ["\u00b2", "x", "-1", "1" * 5000, None])
-def test_versions_that_are_no_numbers_are_one_line(version: object) -> None:
-    with pytest.raises(RamenError, match=r"names the version .*, expected a number"):
-        registry.version_in_answer(version)
+def test_parse_version_refuses_what_is_not_a_number(version: object) -> None:
+    with pytest.raises(RamenError, match=r"the response has the version .*, expected a number"):
+        registry.parse_version(version)

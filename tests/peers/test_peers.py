@@ -1,4 +1,4 @@
-"""Peers against references computed by hand, under the filter and candidates of a trained model."""
+"""Peers compared with independent references, with the filters and candidates of a trained model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ has_trainer = all(importlib.util.find_spec(name) for name in ("sentence_transfor
 ENCODER = EncoderConfig(name="tiny", max_length=16, precision="fp32")
 
 
-def task(problem: Dataset, work: Path, seconds: float = 0.0) -> Task:
+def make_task(problem: Dataset, work: Path, seconds: float = 0.0) -> Task:
     work.mkdir(exist_ok=True)
     training = TrainingConfig(batch_size=16, threads=1, validation_fraction=0.1, lr_warmup_steps=2)
     return Task(problem, ENCODER, training, ScoringConfig(), work, seconds)
 
 
-def dense_ranking(scores: np.ndarray, problem: Dataset) -> np.ndarray:
-    """First labels by score, ties by lower id, filtered pairs and labels outside the candidates left out."""
+def rank_dense(scores: np.ndarray, problem: Dataset) -> np.ndarray:
+    """Rank labels by score, ties by label id, without filtered pairs and labels that are not candidates."""
     scores = scores.copy()
     scores[problem.filter_test.toarray() > 0] = -np.inf
     if problem.candidates is not None:
@@ -41,8 +41,8 @@ def dense_ranking(scores: np.ndarray, problem: Dataset) -> np.ndarray:
     return np.where(np.take_along_axis(scores, order, 1) > -np.inf, order, scores.shape[1])
 
 
-def zero_shot(problem: Dataset) -> Dataset:
-    """Only the last six labels compete, and training has no pair of them."""
+def make_zero_shot(problem: Dataset) -> Dataset:
+    """Make the last six labels the only candidates and remove their training pairs."""
     unseen = np.arange(24, 30)
     y_train = problem.y_train.tolil()
     y_train[:, unseen] = 0
@@ -51,11 +51,11 @@ def zero_shot(problem: Dataset) -> Dataset:
 
 @pytest.mark.parametrize("candidates", [None, np.array([1, 4, 5, 9, 20, 33])])
 @pytest.mark.parametrize("k", [3, 40, 60])
-def test_search_sparse_equals_dense_product(k: int, candidates: np.ndarray | None) -> None:
+def test_search_sparse_matches_dense_product(k: int, candidates: np.ndarray | None) -> None:
     rng = np.random.default_rng(0)
     documents, labels = (sp.random(n, 25, 0.15, "csr", random_state=rng) for n in (17, 40))
     for matrix in (documents, labels):
-        matrix.data = np.round(matrix.data * 3) + 1  # whole numbers: many equal scores, exact sums
+        matrix.data = np.round(matrix.data * 3) + 1  # integers: exact sums, many ties
     found, scores = search_sparse(documents, labels, k, candidates)
     full = (documents @ labels.T).toarray()
     competing = np.arange(40) if candidates is None else candidates
@@ -66,11 +66,11 @@ def test_search_sparse_equals_dense_product(k: int, candidates: np.ndarray | Non
         assert (scores[row, len(best) :] == -np.inf).all()
 
 
-@pytest.mark.parametrize("make", [lambda problem: problem, zero_shot])
-def test_tfidf_equals_scikit_learn_by_hand(make: object, tiny_problem: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [lambda problem: problem, make_zero_shot])
+def test_tfidf_matches_scikit_learn_reference(make: object, tiny_problem: Dataset, tmp_path: Path) -> None:
     problem = make(tiny_problem)  # type: ignore[operator]
-    given = task(problem, tmp_path)
-    ranking = rank_test_documents(given, PEERS["tfidf"].fit(given))
+    task = make_task(problem, tmp_path)
+    ranking = rank_test_documents(task, PEERS["tfidf"].fit(task))
 
     vectors = {"train": [], "labels": [], "test": []}  # type: ignore[var-annotated]
     for kind in ({}, {"analyzer": "char_wb", "ngram_range": (3, 5)}):
@@ -82,25 +82,25 @@ def test_tfidf_equals_scikit_learn_by_hand(make: object, tiny_problem: Dataset, 
         for document in problem.positives[:, [label]].nonzero()[0]:
             labels[label] = labels[label] + train[document]
     scores = test @ normalize(labels).T
-    expected = dense_ranking(np.where(scores > 0, scores, -np.inf), problem)
+    expected = rank_dense(np.where(scores > 0, scores, -np.inf), problem)
     assert (ranking.indices[:, :3] == expected[:, :3]).all()
     assert (np.sort(ranking.indices[:, :30]) == np.sort(expected)).all()
 
 
-def test_tfidf_uses_words_alone_for_full_text() -> None:
+def test_tfidf_uses_only_words_for_full_text() -> None:
     short, full = tfidf.make_vectoriser(["a few words"] * 3), tfidf.make_vectoriser(["many words " * 50] * 3)
     assert [name for name, _ in short.transformer_list] == ["words", "characters"]
     assert [name for name, _ in full.transformer_list] == ["words"]
 
 
-def test_tfidf_keeps_the_heaviest_terms_of_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tfidf_keeps_heaviest_terms_of_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tfidf, "TERMS", 2)
     rows = sp.csr_matrix(np.array([[0.1, 0.5, 0.4], [0.3, 0, 0.2]]))
-    assert tfidf._heaviest(rows).toarray().tolist() == [[0, 0.5, 0.4], [0.3, 0, 0.2]]
+    assert tfidf._keep_heaviest(rows).toarray().tolist() == [[0, 0.5, 0.4], [0.3, 0, 0.2]]
 
 
-@pytest.mark.parametrize("make", [lambda problem: problem, zero_shot])
-def test_untrained_equals_sentence_transformers_and_cosine(make: object, tiny_problem: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [lambda problem: problem, make_zero_shot])
+def test_untrained_matches_cosine_of_sentence_transformers(make: object, tiny_problem: Dataset, tmp_path: Path) -> None:
     reference = pytest.importorskip("sentence_transformers")
     from ramen.encoder.loading import load_encoder
 
@@ -110,10 +110,10 @@ def test_untrained_equals_sentence_transformers_and_cosine(make: object, tiny_pr
     documents, labels = (
         model.encode(texts.texts, normalize_embeddings=True) for texts in (problem.test, problem.labels)
     )
-    given = task(problem, tmp_path / "work")
-    ranking = rank_test_documents(given, PEERS["untrained"].fit(given))
+    task = make_task(problem, tmp_path / "work")
+    ranking = rank_test_documents(task, PEERS["untrained"].fit(task))
     scores = documents @ labels.T
-    expected = dense_ranking(scores, problem)
+    expected = rank_dense(scores, problem)
     count = int((expected < 30).sum(1).min())
     ours = np.take_along_axis(scores, ranking.indices[:, :count], 1)
     assert np.allclose(ours, np.take_along_axis(scores, expected[:, :count], 1), atol=1e-5)
@@ -121,14 +121,12 @@ def test_untrained_equals_sentence_transformers_and_cosine(make: object, tiny_pr
 
 
 @pytest.mark.skipif(not has_trainer, reason="needs ramen[peers]")
-def test_sentence_transformers_trains_on_kept_documents_until_the_time_is_over(
-    tiny_problem: Dataset, tmp_path: Path
-) -> None:
+def test_sentence_transformers_trains_on_kept_documents_until_time_limit(tiny_problem: Dataset, tmp_path: Path) -> None:
     from ramen.peers.sentence_transformers_trainer import Clock, training_pairs
     from ramen.training.heldout import split_held_out
 
-    problem, given = zero_shot(tiny_problem), task(zero_shot(tiny_problem), tmp_path, seconds=3)
-    held_out, kept = split_held_out(problem, given.training)
+    problem, task = make_zero_shot(tiny_problem), make_task(make_zero_shot(tiny_problem), tmp_path, seconds=3)
+    held_out, kept = split_held_out(problem, task.training)
     pairs = training_pairs(problem, kept)
     positives = problem.positives.toarray()
     expected = [
@@ -136,8 +134,8 @@ def test_sentence_transformers_trains_on_kept_documents_until_the_time_is_over(
     ]
     assert sorted(zip(pairs["anchor"], pairs["positive"], strict=True)) == sorted(expected) and len(held_out)
 
-    rank = PEERS["sentence-transformers"].fit(given)
-    indices = rank_test_documents(given, rank).indices
+    rank = PEERS["sentence-transformers"].fit(task)
+    indices = rank_test_documents(task, rank).indices
     assert set(np.unique(indices)) <= {*range(24, 30), 30}
 
     clock = Clock(10, warmup=4)
@@ -145,16 +143,16 @@ def test_sentence_transformers_trains_on_kept_documents_until_the_time_is_over(
     assert clock.learning_rate(0) == pytest.approx(0.2) and clock.learning_rate(9) == pytest.approx(1, abs=0.1)
     clock.deadline -= 10
     clock.start -= 10
-    assert clock.learning_rate(9) == 0, "the rate is 0 at the limit"
+    assert clock.learning_rate(9) == 0, "the rate is 0 at the time limit"
     control = SimpleNamespace(should_training_stop=False)
     clock.on_step_end(None, None, control)
     assert control.should_training_stop
 
 
-def test_xr_linear_passes_matrices_and_maps_labels_back(
+def test_xr_linear_writes_matrices_and_maps_labels_back(
     tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libpecos itself is not installed here: a stand-in scores the test documents."""
+    """A stub replaces libpecos and scores the test documents."""
     steps = []
 
     def run(step: str, folder: Path) -> None:
@@ -166,30 +164,33 @@ def test_xr_linear_passes_matrices_and_maps_labels_back(
         sp.save_npz(folder / "scores.npz", sp.csr_matrix(scores))
 
     monkeypatch.setattr(libpecos, "_run", run)
-    given = task(tiny_problem, tmp_path)
-    ranking = rank_test_documents(given, PEERS["xr-linear"].fit(given))
+    task = make_task(tiny_problem, tmp_path)
+    ranking = rank_test_documents(task, PEERS["xr-linear"].fit(task))
     known = np.flatnonzero(tiny_problem.positives.sum(0))
     assert len(known) < 30, "a label without a training document is not ranked"
     scores = np.full((20, 30), -np.inf)
     scores[:, known] = np.arange(len(known))
-    assert (ranking.indices[:, :30] == dense_ranking(scores, tiny_problem)).all() and steps == ["train", "predict"]
+    assert (ranking.indices[:, :30] == rank_dense(scores, tiny_problem)).all() and steps == ["train", "predict"]
     with pytest.raises(RamenError, match="no label has a training document"):
-        PEERS["xr-linear"].fit(replace(given, problem=replace(tiny_problem, candidates=np.arange(30))))
+        PEERS["xr-linear"].fit(replace(task, problem=replace(tiny_problem, candidates=np.arange(30))))
 
 
-def test_xr_linear_of_libpecos_ranks_the_trained_labels(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_xr_linear_ranks_labels_with_training_documents(tiny_problem: Dataset, tmp_path: Path) -> None:
     if obstacle := libpecos.obstacle():
         pytest.skip(obstacle)
-    given = task(tiny_problem, tmp_path)
-    indices = rank_test_documents(given, PEERS["xr-linear"].fit(given)).indices
+    task = make_task(tiny_problem, tmp_path)
+    indices = rank_test_documents(task, PEERS["xr-linear"].fit(task)).indices
     hits = [tiny_problem.y_test[row, label] for row, label in enumerate(indices[:, 0])]
     assert np.mean(hits) > 0.3 and 29 not in indices, "label 29 has no training document"
 
 
-def test_obstacle_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstacle_names_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     libpecos.obstacle.cache_clear()
     monkeypatch.setenv(libpecos.VARIABLE, "/nowhere/python")
-    assert "no such interpreter); `make pecos` installs it; or set RAMEN_PECOS_PYTHON" in PEERS["xr-linear"].obstacle()
+    assert (
+        "no such interpreter); run `make pecos` to install it, or set RAMEN_PECOS_PYTHON"
+        in PEERS["xr-linear"].obstacle()
+    )
     libpecos.obstacle.cache_clear()
     peer = replace(PEERS["sentence-transformers"], packages=("surely_not_installed",))
     assert peer.obstacle() == "surely_not_installed is not installed: pip install 'ramen[peers]'"

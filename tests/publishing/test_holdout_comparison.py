@@ -47,7 +47,7 @@ def test_champion_labels_match_by_uid_and_unknown_labels_are_missed(
     write_evaluation(tmp_path, tiny_problem, "perfect")
     encoder = load_encoder(artifacts["model"].path, EncoderConfig())
     order = np.random.default_rng(0).permutation(30)[:25]  # the champion lacks five labels
-    obsolete = 201 * tiny_problem.test.texts  # unknown to the candidate, nearest to all queries, more than RETRIEVE
+    obsolete = 201 * tiny_problem.test.texts  # unknown to the candidate, nearest to all queries, more than RETRIEVED
     uids = [*(tiny_problem.labels.uids[i] for i in order), *(f"obsolete {i}" for i in range(len(obsolete)))]
     texts = [*(tiny_problem.labels.texts[i] for i in order), *obsolete]
     champion = Retriever(encoder, build_index(encoder.encode(texts), IndexConfig(kind=kind)), uids, texts)
@@ -94,4 +94,4 @@ def test_gate_compares_versions_of_different_days(publish: Callable[[str], Any])
     assert worse["alias"] is None and "psp_at_5 0.00 is worse than the" in worse["refused"]
     better = publish("perfect")
     assert better["alias"] == "champion" and resolve_version("ramen", "champion") == 3
-    assert better["note"] == "version 1, evaluated on another dataset, was asked 20 test documents"
+    assert better["note"] == "compared with version 1, evaluated on another dataset, on 20 test documents"

@@ -1,3 +1,5 @@
+"""Publishing a retriever: registered versions, the gate, answers, and files of queries."""
+
 from __future__ import annotations
 
 import json
@@ -34,13 +36,13 @@ Publish = Callable[..., tuple[Artifact, dict[str, float]]]
 
 @pytest.fixture
 def publish(artifacts: dict[str, Artifact], tmp_path: Path) -> Publish:
-    """Run the stage into `artifacts/retriever` with index knobs given by keyword."""
+    """Return a function that runs the stage with the given index knobs and writes `artifacts/retriever`."""
 
     def run(track: Tracker, **knobs: Any) -> tuple[Artifact, dict[str, float]]:
-        settings, place = IndexConfig(**{"kind": "hnsw", **knobs}), tmp_path / "artifacts" / "retriever"
-        with drafts({"retriever": place}, sections={}, inputs=artifacts, work=tmp_path / "work") as made:
-            metrics = publish_index(**artifacts, **made, encoder=EncoderConfig(), index=settings, track=track)
-        return open_artifact(place, "retriever"), metrics
+        settings, folder = IndexConfig(**{"kind": "hnsw", **knobs}), tmp_path / "artifacts" / "retriever"
+        with drafts({"retriever": folder}, sections={}, inputs=artifacts, work=tmp_path / "work") as written:
+            metrics = publish_index(**artifacts, **written, encoder=EncoderConfig(), index=settings, track=track)
+        return open_artifact(folder, "retriever"), metrics
 
     return run
 
@@ -52,7 +54,7 @@ def client(store: Path) -> Any:
     return MlflowClient(f"sqlite:///{store}")
 
 
-def _receipt(retriever: Artifact) -> dict[str, Any]:
+def _read_receipt(retriever: Artifact) -> dict[str, Any]:
     return json.loads((retriever.path / "receipt.json").read_text())  # type: ignore[no-any-return]
 
 
@@ -92,20 +94,20 @@ def test_published_version_answers_like_exact_retrieval(
     }
     assert expected.items() <= version.tags.items() and float(version.tags["query_ms"]) > 0
     assert int(version.tags["bytes"]) > metrics["index_bytes"]
-    receipt = _receipt(retriever)
+    receipt = _read_receipt(retriever)
     assert receipt["registered"] == {"name": "ramen", "version": 1, "alias": "champion", "refused": None, "note": None}
     assert (receipt["labels"], receipt["dimension"], receipt["m"]) == (30, 32, 32)
 
 
 @pytest.mark.labelled
-def test_labels_are_ranked_by_all_the_model_knows_and_the_version_carries_the_encoder_alone(
+def test_index_holds_fused_label_vectors_and_version_holds_only_the_encoder(
     publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_problem: Dataset, tmp_path: Path
 ) -> None:
     publish(track)
     model = artifacts["model"].path
     encoder = load_encoder(model, EncoderConfig())
-    whole = fused_labels(model, encode_labels(encoder, model, tiny_problem.labels.texts))
-    scores = (encoder.encode(["pepper soup"]) @ whole.T)[0]
+    labels_LD = fused_labels(model, encode_labels(encoder, model, tiny_problem.labels.texts))
+    scores = (encoder.encode(["pepper soup"]) @ labels_LD.T)[0]
     best = np.argsort(-scores)[:5]
     hits = answer("pepper soup", k=5, version="1")
     assert [hit.uid for hit in hits] == [tiny_problem.labels.uids[i] for i in best]
@@ -117,7 +119,7 @@ def test_labels_are_ranked_by_all_the_model_knows_and_the_version_carries_the_en
     assert not list(logged.rglob("classifier.safetensors"))
 
 
-def test_logged_model_serves_from_its_own_files_without_pickle(publish: Publish, track: Any, tmp_path: Path) -> None:
+def test_logged_model_loads_from_its_own_code_without_pickle(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     script = """
 import json, sys, mlflow
@@ -132,17 +134,17 @@ print(json.dumps({"code": ramen.__file__, "answers": [dict(answer) for answer in
         [sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert Path(seen["code"]).is_relative_to(tmp_path), "the model must bring its own code"
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert Path(output["code"]).is_relative_to(tmp_path), "the model must contain its own code"
     local = load_version("ramen", "champion").query(["pepper soup", "rook"], 2)
-    assert [row["ids"] for row in seen["answers"]] == [[hit.uid for hit in hits] for hits in local]
-    assert [row["texts"] for row in seen["answers"]] == [[hit.text for hit in hits] for hits in local]
-    assert all(set(row) == {"ids", "texts", "scores"} and len(row["scores"]) == 2 for row in seen["answers"])
-    assert seen["params"][0]["name"] == "k" and seen["default"] == 10
+    assert [row["ids"] for row in output["answers"]] == [[hit.uid for hit in hits] for hits in local]
+    assert [row["texts"] for row in output["answers"]] == [[hit.text for hit in hits] for hits in local]
+    assert all(set(row) == {"ids", "texts", "scores"} and len(row["scores"]) == 2 for row in output["answers"])
+    assert output["params"][0]["name"] == "k" and output["default"] == 10
     assert not list(tmp_path.rglob("*.pkl"))
 
 
-def test_alias_stays_when_the_new_version_does_not_answer(
+def test_version_that_fails_its_smoke_test_is_not_promoted(
     publish: Publish, track: Any, client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     publish(track)
@@ -156,17 +158,18 @@ def test_alias_stays_when_the_new_version_does_not_answer(
         return original(client, name, model_id, *rest)
 
     monkeypatch.setattr(publish_module, "_create_version", damage)
-    with pytest.raises(RamenError, match="ramen version 2 does not answer .*damaged.*alias 'champion' stays"):
+    error = "ramen version 2: failed its smoke test .*damaged.*alias 'champion' has not moved"
+    with pytest.raises(RamenError, match=error):
         publish(track, ef_search=99)
     assert resolve_version("ramen", "champion") == 1
     assert client.get_model_version("ramen", "2").tags["smoke"] == "failed"
     with pytest.raises(ArtifactError, match=r"index\.faiss: differs from retriever\.json"):
         load_version("ramen", "2")
-    with pytest.raises(RamenError, match="version 2 never answered"):
+    with pytest.raises(RamenError, match="version 2: did not pass its smoke test"):
         promote("ramen", "champion", "2")
 
 
-def test_worse_version_is_registered_but_the_alias_stays_until_it_is_moved_by_hand(
+def test_worse_version_is_registered_and_promoted_only_by_force(
     publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact]
 ) -> None:
     publish(track)
@@ -174,7 +177,7 @@ def test_worse_version_is_registered_but_the_alias_stays_until_it_is_moved_by_ha
     metrics_file.write_text(json.dumps({"psp_at_5": 29.0}))
     retriever, metrics = publish(track)
     assert (metrics["version"], metrics["promoted"]) == (2, 0)
-    assert "psp_at_5 29.00 is worse than the 30.00" in _receipt(retriever)["registered"]["refused"]
+    assert "psp_at_5 29.00 is worse than the 30.00" in _read_receipt(retriever)["registered"]["refused"]
     assert resolve_version("ramen", "champion") == 1
 
     with pytest.raises(GateRefused, match="psp_at_5 29.00 is worse"):
@@ -185,20 +188,20 @@ def test_worse_version_is_registered_but_the_alias_stays_until_it_is_moved_by_ha
     assert resolve_version("ramen", "champion") == 1
 
 
-def test_unchanged_contents_are_no_new_version(publish: Publish, track: Any, client: Any) -> None:
+def test_unchanged_contents_reuse_the_registered_version(publish: Publish, track: Any, client: Any) -> None:
     publish(track)
     before = client.get_model_version("ramen", "1").tags
     retriever, metrics = publish(track)
     assert (metrics["version"], metrics["promoted"]) == (1, 1)
-    assert _receipt(retriever)["registered"]["note"] == "unchanged since it was registered"
-    assert client.get_model_version("ramen", "1").tags == before, "a rollback still finds what held the alias before"
+    assert _read_receipt(retriever)["registered"]["note"] == "unchanged since it was registered"
+    assert client.get_model_version("ramen", "1").tags == before, "rollback needs the tag with the previous champion"
     assert publish(track, alias="")[1]["version"] == 1
     assert publish(track, alias="canary")[1]["version"] == resolve_version("ramen", "canary") == 1
-    assert publish(track, ef_search=99)[1]["version"] == 2, "another index is another version"
+    assert publish(track, ef_search=99)[1]["version"] == 2, "another index is a new version"
     assert rollback("ramen", "champion") == (2, 1)
 
 
-def test_unchanged_contents_try_again_for_the_alias_unless_a_person_took_it(
+def test_unchanged_contents_are_promoted_unless_withdrawn(
     publish: Publish, track: Any, artifacts: dict[str, Artifact]
 ) -> None:
     metrics_file = artifacts["evaluation"].path / "metrics.json"
@@ -211,14 +214,15 @@ def test_unchanged_contents_try_again_for_the_alias_unless_a_person_took_it(
     rollback("ramen", "champion")
     retriever, metrics = publish(track, gate={})
     assert (metrics["version"], metrics["promoted"]) == (2, 0) and resolve_version("ramen", "champion") == 1
-    assert "taken from by hand; `ramen promote 2`" in _receipt(retriever)["registered"]["refused"]
+    refused = _read_receipt(retriever)["registered"]["refused"]
+    assert "a user moved 'champion' away from; promote it with `ramen promote 2`" in refused
     promote("ramen", "champion", "2")
     metrics_file.write_text(better)
     retriever, metrics = publish(track)
-    assert metrics["promoted"] == 0 and "`ramen promote 1`" in _receipt(retriever)["registered"]["refused"]
+    assert metrics["promoted"] == 0 and "`ramen promote 1`" in _read_receipt(retriever)["registered"]["refused"]
 
 
-def test_a_version_whose_files_are_gone_is_published_anew(publish: Publish, track: Any, tmp_path: Path) -> None:
+def test_version_with_missing_files_is_registered_again(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     for file in tmp_path.glob(f"files/**/{INDEX_FILE}"):
         file.unlink()
@@ -256,21 +260,23 @@ def test_a_version_whose_files_are_gone_is_published_anew(publish: Publish, trac
         ({"psp_at_5": "88.70089546908837"}, {"dataset": "d", "psp_at_5": "88.70089546908838"}, {}, ""),
     ],
 )
-def test_gate(candidate: dict[str, str], champion: dict[str, str] | None, knobs: dict[str, Any], refused: str) -> None:
+def test_gate_refuses(
+    candidate: dict[str, str], champion: dict[str, str] | None, knobs: dict[str, Any], refused: str
+) -> None:
     tags = {"dataset": "d", "ann_recall": "0.99", "psp_at_5": "30.0"} | candidate
     reason = gate(tags, champion, IndexConfig(**knobs)).refused
     assert re.search(refused, reason) and bool(refused) == bool(reason)
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet", ".csv", ".tsv"])
-def test_a_file_of_queries_is_answered_as_each_of_them_is(
+def test_answer_file_gives_the_same_answers_as_single_queries(
     publish: Publish, track: Any, tiny_problem: Dataset, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(track)
     monkeypatch.setattr("ramen.serving.query.BLOCK", 2)
     texts, file, out = tiny_problem.test.texts[:5], tmp_path / f"queries{suffix}", tmp_path / "new" / "answers.parquet"
     uids = [str(i) for i in (1, 2, 4, 5, 6)] if suffix == ".txt" else [f"q{i}" for i in range(5)]
-    if suffix == ".txt":  # a line that is empty is no query
+    if suffix == ".txt":  # empty lines are skipped
         file.write_text("\n".join([*texts[:2], "", *texts[2:]]) + "\n")
     elif suffix == ".jsonl":
         file.write_text("".join(json.dumps({"uid": u, "text": t}) + "\n" for u, t in zip(uids, texts, strict=True)))
@@ -279,15 +285,15 @@ def test_a_file_of_queries_is_answered_as_each_of_them_is(
     else:
         pd.DataFrame({"uid": uids, "text": texts}).to_csv(file, sep="," if suffix == ".csv" else "\t", index=False)
     assert answer_file(file, out, k=3) == 5
-    found = pd.read_parquet(out)
-    assert list(found.columns) == list(COLUMNS) and not [*out.parent.glob(".*")]
+    answers = pd.read_parquet(out)
+    assert list(answers.columns) == list(COLUMNS) and not [*out.parent.glob(".*")]
     for uid, text in zip(uids, texts, strict=True):
-        rows, hits = found[found["query"] == uid], answer(text, k=3)
+        rows, hits = answers[answers["query"] == uid], answer(text, k=3)
         assert rows["label"].tolist() == [hit.uid for hit in hits] and rows["rank"].tolist() == [1, 2, 3]
         assert rows["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-6)
 
 
-def test_answers_hold_the_texts_in_every_format(publish: Publish, track: Any, tmp_path: Path) -> None:
+def test_answer_file_writes_every_format(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     queries = tmp_path / "queries.csv"
     text = 'soup, "hot"\nand pepper'
@@ -296,35 +302,35 @@ def test_answers_hold_the_texts_in_every_format(publish: Publish, track: Any, tm
     for suffix, read in (readers | {".tsv": partial(pd.read_csv, sep="\t")}).items():
         out = tmp_path / f"answers{suffix}"
         assert answer_file(queries, out, k=2) == 2
-        found = read(out)
-        assert list(found.columns) == ["query", "text", "rank", "label", "label_text", "score"]
-        assert found["query"].astype(str).tolist() == ["2", "2", "4", "4"], "a query without a uid is named by its line"
-        assert found["text"].tolist() == [text, text, "rook", "rook"]
+        answers = read(out)
+        assert list(answers.columns) == ["query", "text", "rank", "label", "label_text", "score"]
+        assert answers["query"].astype(str).tolist() == ["2", "2", "4", "4"], "the line number replaces a missing uid"
+        assert answers["text"].tolist() == [text, text, "rook", "rook"]
         hits = [hit for query in (text, "rook") for hit in answer(query, k=2)]
-        assert found["label_text"].tolist() == [hit.text for hit in hits]
-        assert found["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-5)
+        assert answers["label_text"].tolist() == [hit.text for hit in hits]
+        assert answers["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-5)
     with pytest.raises(RamenError, match=r"answers\.xlsx: answers cannot be written as \.xlsx; use \.parquet, \.csv"):
         answer_file(queries, tmp_path / "answers.xlsx")
 
 
-def test_a_query_with_a_uid_leaves_out_its_own_label(
+def test_query_with_a_uid_excludes_the_label_with_that_uid(
     publish: Publish, track: Any, tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(track)
     retriever = load_version("ramen", "champion")
-    assert retriever.identity == "", "this dataset's documents are no labels"
+    assert retriever.identity == "", "the documents of this dataset are not labels"
     retriever.identity = "uid"
     monkeypatch.setattr("ramen.publishing.registry.load_version", lambda *_: retriever)
     labels = tiny_problem.labels
     rows = [{"uid": labels.uids[4], "text": labels.texts[4]}, {"uid": "other", "text": labels.texts[4]}]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answer_file(tmp_path / "q.jsonl", tmp_path / "a.parquet", k=3)
-    found = pd.read_parquet(tmp_path / "a.parquet").groupby("query")["label"].agg(list)
-    assert found["other"][0] == labels.uids[4]
-    assert labels.uids[4] not in found[labels.uids[4]] and len(found[labels.uids[4]]) == 3
+    answers = pd.read_parquet(tmp_path / "a.parquet").groupby("query")["label"].agg(list)
+    assert answers["other"][0] == labels.uids[4]
+    assert labels.uids[4] not in answers[labels.uids[4]] and len(answers[labels.uids[4]]) == 3
 
 
-def test_a_broken_query_writes_nothing(publish: Publish, track: Any, tmp_path: Path) -> None:
+def test_answer_file_with_a_broken_query_writes_nothing(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     file, out = tmp_path / "queries.jsonl", tmp_path / "answers.parquet"
     file.write_text('{"uid": "a", "text": "one"}\n{"uid": "b"}\n')
@@ -336,29 +342,31 @@ def test_a_broken_query_writes_nothing(publish: Publish, track: Any, tmp_path: P
     assert not out.exists()
 
 
-def test_recall_below_the_gate_keeps_the_alias_away(publish: Publish, track: Any) -> None:
-    _, metrics = publish(track, hnsw_m=2, ef_construction=8, ef_search=8, min_recall=1.0, recall_k=20)
+def test_version_with_low_recall_is_not_promoted(publish: Publish, track: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramen.index.build.EF_CONSTRUCTION", 8)
+    monkeypatch.setattr("ramen.publishing.stage.RECALL_DEPTH", 20)
+    _, metrics = publish(track, kind="HNSW2,Flat", ef_search=8, min_recall=1.0)
     assert metrics["ann_recall_at_20"] < 1.0 and metrics["promoted"] == 0
     with pytest.raises(RamenError, match="no alias 'champion'; it has: none"):
         load_version("ramen", "champion")
 
 
-def test_untracked_publishing_is_refused_unless_nothing_is_to_be_registered(publish: Publish, tmp_path: Path) -> None:
+def test_publishing_without_tracking_needs_an_empty_model_name(publish: Publish, tmp_path: Path) -> None:
     with pytest.raises(RamenError, match=r"tracking is off.*index\.model"):
         publish(NullTracker())
     assert not (tmp_path / "artifacts" / "retriever").exists()
     retriever, metrics = publish(NullTracker(), model="")
-    assert _receipt(retriever)["registered"] is None and "version" not in metrics
+    assert _read_receipt(retriever)["registered"] is None and "version" not in metrics
     assert retriever.counts["labels"] == 30
 
 
-def test_unregistered_retriever_has_the_same_digest_every_time(publish: Publish) -> None:
+def test_unregistered_retriever_has_a_reproducible_digest(publish: Publish) -> None:
     first, _ = publish(NullTracker(), model="")
     second, _ = publish(NullTracker(), model="")
     assert first.digest == second.digest
 
 
-def test_what_is_not_there_is_named_with_what_is(
+def test_unknown_model_version_and_alias_are_reported_with_the_known_ones(
     publish: Publish, track: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
@@ -389,7 +397,7 @@ def test_requirements_are_pinned_releases(monkeypatch: pytest.MonkeyPatch) -> No
     assert pins["torch"] == "2.13.0"
 
 
-def test_publishing_leaves_the_import_path_alone(publish: Publish, track: Any) -> None:
+def test_publishing_restores_the_import_path(publish: Publish, track: Any) -> None:
     before = list(sys.path)
     publish(track)
     assert sys.path == before

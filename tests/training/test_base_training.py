@@ -14,18 +14,22 @@ from ramen.training.trainer import Trainer
 
 from training_recipe import changed, history, train
 
-EARLY = {"refresh_from": 1, "refresh_every": 2, "cluster_double_every": 1, "offset_heads": 2, "shortlist": 5}
+EARLY = {"refresh_from": 1, "refresh_every": 2, "clusters": {"double_every": 1}}
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_every_base_trains_with_graphs_and_ends_bit_identical_after_a_stop(
     name: str, tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ramen.base.dexa.OFFSET_HEADS", 2)
+    monkeypatch.setattr("ramen.base.mining.SHORTLIST", 5)
+    monkeypatch.setattr("ramen.training.labels.classifier.BATCH_SIZE", 16)
+    monkeypatch.setattr("ramen.training.labels.classifier.SHORTLIST", 5)
     sections = changed(
         base={"name": name, **EARLY},
         training={"epochs": 8, "warmup_epochs": 4},
         pruning={"every": 2},
-        classifier={"epochs": 3, "batch_size": 16, "shortlist": 5},
+        classifier={"epochs": 3},
     )
     train(tiny_artifacts, tmp_path / "whole", sections)
     losses = [record["task_loss"] for record in history(tmp_path / "whole" / "model")]

@@ -21,8 +21,13 @@ from ramen.training.progress import Progress
 
 from training_recipe import changed, train
 
-CLASSIFIER = {"epochs": 40, "batch_size": 16, "shortlist": 8, "lr": 0.02, "dropout": 0.2}
-NGAME = changed(base={"name": "ngame", "refresh_from": 1}, classifier=CLASSIFIER, training={"epochs": 6})
+NGAME = changed(base={"name": "ngame", "refresh_from": 1}, classifier={"epochs": 40}, training={"epochs": 6})
+
+
+@pytest.fixture(autouse=True)
+def _small_data_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"BATCH_SIZE": 16, "SHORTLIST": 8, "LEARNING_RATE": 0.02, "DROPOUT": 0.2}.items():
+        monkeypatch.setattr(f"ramen.training.labels.classifier.{name}", value)
 
 
 def test_classifiers_start_as_the_labels_and_learn_their_documents(
@@ -57,7 +62,7 @@ def test_it_is_trained_only_where_the_base_has_a_second_stage_and_it_is_on(
 ) -> None:
     alone = {"label_context": "none"}
     train(tiny_artifacts, tmp_path / "plain", changed(objective=alone))
-    off = changed(objective=alone, base={"name": "ngame"}, classifier={"enabled": False})
+    off = changed(objective=alone, base={"name": "ngame"}, classifier={"epochs": 0})
     train(tiny_artifacts, tmp_path / "off", off)
     assert not has_more(tmp_path / "plain" / "model") and not has_more(tmp_path / "off" / "model")
 

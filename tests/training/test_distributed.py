@@ -34,9 +34,9 @@ def graph_edges(path: Path) -> dict[str, list[int]]:
 
 
 EVERYTHING = {
-    "base": {"name": "dexa", "refresh_from": 1, "refresh_every": 2, "offset_heads": 2},
+    "base": {"name": "dexa", "refresh_from": 1, "refresh_every": 2},
     "bandit": {"enabled": True, "period": 3},
-    "classifier": {"epochs": 3, "batch_size": 16, "shortlist": 5},
+    "classifier": {"epochs": 3},
     "guidance": {"enabled": True, "epochs": 2},
 }
 

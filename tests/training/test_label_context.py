@@ -53,7 +53,7 @@ RECIPE = changed(
     objective={"label_context": "anchors"},
     base={"random_labels": 0.5},  # held-out documents are copies of 16, so noise may look like a gain: not so here
     training={"lr": 1e-6, "epochs": 2, "validation_fraction": 0.4},
-    pruning={"enabled": False},
+    pruning={"rule": "none"},
 )
 
 

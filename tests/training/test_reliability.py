@@ -56,9 +56,9 @@ def interrupted(tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: py
 
 
 EVERYTHING = {
-    "base": {"name": "dexa", "refresh_from": 1, "refresh_every": 2, "offset_heads": 2},
+    "base": {"name": "dexa", "refresh_from": 1, "refresh_every": 2},
     "bandit": {"enabled": True, "period": 3},
-    "classifier": {"epochs": 60, "batch_size": 16, "shortlist": 5},
+    "classifier": {"epochs": 60},
 }
 
 
@@ -236,9 +236,9 @@ def test_a_loss_that_is_not_finite_names_documents_and_weights(
 ) -> None:
     monkeypatch.setattr("ramen.training.trainer.total", lambda terms, weights: terms["task"] * torch.inf)
     with pytest.raises(
-        RamenError, match=r"(loss is|gradient is not) .*at step 0 \(documents (train|label)-\d+, .*task=3"
+        RamenError, match=r"(loss is|gradient is not) .*at step 0 \(documents (train|label)-\d+, .*\.label=3"
     ):
-        warm(tiny_artifacts, tmp_path, changed(objective={"lambda_task": 3.0}))
+        warm(tiny_artifacts, tmp_path, changed(objective={"lambda_label": 3.0}))
 
 
 @pytest.mark.parametrize(

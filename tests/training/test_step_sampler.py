@@ -24,7 +24,6 @@ def sampler_of(
     problem: Dataset,
     batch_size: int = 16,
     seed: int = 0,
-    separate: bool = False,
     texts: np.ndarray | None = None,
     base: BaseConfig | None = None,
     **budget: object,
@@ -33,7 +32,7 @@ def sampler_of(
     texts = np.arange(len(problem.labels)) if texts is None else texts
     own = len(texts) + np.arange(len(problem.train))  # no document reads as a label does
     told = LabelProblem(documents, problem.y_train, problem.filter_train, texts, own, batch_size, seed=seed)
-    return StepSampler(make_base(base or BaseConfig(), told, Triplet()), batch_size, seed, separate, **budget)  # type: ignore[arg-type]
+    return StepSampler(make_base(base or BaseConfig(), told, Triplet()), batch_size, seed, **budget)  # type: ignore[arg-type]
 
 
 def numbered(problem: Dataset) -> dict[str, np.ndarray]:
@@ -193,15 +192,6 @@ def test_an_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_problem
     edges = drawn.toarray()[step.documents][:, pool] > 0
     np.testing.assert_array_equal(links.mask, edges | own["train"][step.documents][:, pool])
     assert (links.mask & ~edges).any()
-
-
-def test_separate_pools_mask_the_other_sides_anchors(tiny_problem: Dataset) -> None:
-    sampler = with_graphs(sampler_of(tiny_problem, separate=True), tiny_problem)
-    step = sampler.step(sampler.epoch_order(0), 0, 0)
-    batch = step.anchors["links"]
-    assert batch.document is not None and batch.label is not None
-    foreign = ~np.isin(np.arange(len(batch.pool)), batch.document.positive)
-    assert foreign.any() and batch.document.mask[:, foreign].all()
 
 
 def test_graphs_change_neither_documents_nor_labels_of_a_step(tiny_problem: Dataset) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import signal
 from dataclasses import replace
@@ -102,7 +103,7 @@ def test_only_the_anchor_sets_asked_for_are_used(tiny_artifacts: dict[str, Path]
     train(tiny_artifacts, tmp_path, changed(objective={"anchor_sets": ["links"]}))
     assert set(history(tmp_path / "model")[0]["terms"]) == {"links.document", "links.label"}
     assert set(read_graphs(tmp_path / "pruned_graph")) == {"links"}
-    with pytest.raises(ConfigError, match=r"'link' is no anchor set of the dataset; there are category, links"):
+    with pytest.raises(ConfigError, match=r"'link' is no anchor set of the dataset; anchor sets: category, links"):
         train(tiny_artifacts, tmp_path / "wrong", changed(objective={"anchor_sets": ["link"]}))
 
 
@@ -130,7 +131,7 @@ def test_pruning_starts_from_the_original_and_obeys_the_threshold(
     for sides in pruned.values():
         assert sides["labels"].num_edges == 0
         assert set(sides["train"].rows().tolist()) <= held_out, "no step draws these, so they were never judged"
-    train(tiny_artifacts, tmp_path / "none", changed(pruning={"enabled": False}))
+    train(tiny_artifacts, tmp_path / "none", changed(pruning={"rule": "none"}))
     whole, kept = read_graphs(tiny_artifacts["graph"]), read_graphs(tmp_path / "none" / "pruned_graph")
     for name, sides in whole.items():
         for side, graph in sides.items():
@@ -140,11 +141,11 @@ def test_pruning_starts_from_the_original_and_obeys_the_threshold(
 
 
 def test_pruning_stops_when_validation_stops_improving_and_training_goes_on(
-    tiny_artifacts: dict[str, Path], tmp_path: Path
+    tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a learning rate of nearly nothing never improves on the warm-up
-    pruning = {"patience": 3, "converged_at": 1.0}  # by no likeness of the graphs
-    train(tiny_artifacts, tmp_path, changed(training={"epochs": 8, "lr": 1e-12}, pruning=pruning))
+    monkeypatch.setattr("ramen.training.pruning_rounds.CONVERGED_AT", 1.0)  # the graphs never converge
+    train(tiny_artifacts, tmp_path, changed(training={"epochs": 8, "lr": 1e-12}, pruning={"patience": 3}))
     rounds = json.loads((tmp_path / "pruned_graph" / "rounds.json").read_text())
     assert [record["converged"] for record in rounds] == [False] * 3 + [True] * 3
     assert len(history(tmp_path / "model")) == 8
@@ -213,7 +214,7 @@ def test_groups_too_large_to_be_held_out_are_told(
     tiny_problem: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     artifacts = on_disk(replace(tiny_problem, groups=np.repeat([0, 1], 30)), tmp_path)
-    train(artifacts, tmp_path, changed(training={"epochs": 2, "validation_fraction": 0.1}, pruning={"enabled": False}))
+    train(artifacts, tmp_path, changed(training={"epochs": 2, "validation_fraction": 0.1}, pruning={"rule": "none"}))
     said = "warning: training.validation_fraction = 0.1 holds out no document (every group of documents is larger)"
     assert said in capfd.readouterr().err
 
@@ -252,7 +253,7 @@ def test_no_held_out_document_is_an_anchor_in_training(tiny_problem: Dataset, tm
     # every label's anchors are its documents themselves: the edge to a held-out one is the very pair it validates
     own = AnchorSet(tiny_problem.train, sp.identity(60, np.float32, "csr"), sp.csr_matrix(tiny_problem.y_train.T))
     artifacts = on_disk(replace(tiny_problem, anchor_sets={"pages": own}), tmp_path)
-    train(artifacts, tmp_path, changed(training={"validation_fraction": 0.4}, pruning={"enabled": False}))
+    train(artifacts, tmp_path, changed(training={"validation_fraction": 0.4}, pruning={"rule": "none"}))
     kept = split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.4))[1]
     used = set(read_graphs(tmp_path / "pruned_graph")["pages"]["labels"].indices.tolist())
     assert used <= set(kept.tolist()) and len(used) > 30
@@ -295,15 +296,15 @@ def test_a_bandit_without_a_whole_window_is_refused(tiny_artifacts: dict[str, Pa
 @pytest.mark.parametrize(
     ("section", "knobs", "says"),
     [
-        ("encoder", {"name": "minilm"}, "encoder.name = minilm: .* was warmed up with tiny"),
-        ("encoder", {"max_length": 64}, "encoder.max_length = 64: .* was warmed up with 16"),
-        ("training", {"seed": 5}, "training.seed = 5: .* was warmed up with 0"),
-        ("training", {"validation_fraction": 0.2}, "training.validation_fraction = 0.2: .* was warmed up with 0.1"),
-        ("base", {"name": "dexa"}, "base.name = dexa: .* was warmed up with inbatch"),
-        ("base", {"offset_heads": 2}, "base.offset_heads = 2: .* was warmed up with"),
-        ("objective", {"augment_labels": True}, "objective.augment_labels = True: .* was warmed up with False"),
-        ("guidance", {"enabled": True}, "guidance.enabled = True: .* was warmed up with False"),
-        ("training", {"epochs": 1, "warmup_epochs": 1}, "training.warmup_epochs = 1: .* was warmed up with 2"),
+        ("encoder", {"name": "minilm"}, "encoder.name = minilm: .* was trained with tiny"),
+        ("encoder", {"max_length": 64}, "encoder.max_length = 64: .* was trained with 16"),
+        ("training", {"seed": 5}, "training.seed = 5: .* was trained with 0"),
+        ("training", {"validation_fraction": 0.2}, "training.validation_fraction = 0.2: .* was trained with 0.1"),
+        ("base", {"name": "dexa"}, "base.name = dexa: .* was trained with inbatch"),
+        ("base", {"dexa": {"labels_per_offset": 2}}, "base.dexa.labels_per_offset = 2: .* was trained with 3"),
+        ("objective", {"augment_labels": True}, "objective.augment_labels = True: .* was trained with False"),
+        ("guidance", {"enabled": True}, "guidance.enabled = True: .* was trained with False"),
+        ("training", {"epochs": 1, "warmup_epochs": 1}, "training.warmup_epochs = 1: .* was trained with 2"),
     ],
 )
 def test_knobs_that_a_warmed_up_model_has_settled_are_refused(
@@ -364,6 +365,25 @@ def test_a_folder_with_a_limit_of_its_own_is_cut_where_the_knob_says(
         assert said["max_seq_length"] == 8
 
 
+def test_model_of_older_version_is_refused_in_one_line(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+    inputs = {name: tiny_artifacts[name] for name in ("dataset", "graph")}
+    warm = tmp_path / "warm_model"
+    run_stage("warmup", sections=SECTIONS, inputs=inputs, outputs={"warm_model": warm})
+    manifest = json.loads((warm / "manifest.json").read_text())
+    base = manifest["sections"]["base"]
+    del base["dexa"]
+    base |= {"labels_per_offset": 3, "offset_heads": 1000}
+    (warm / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="written by an older version, .*; run `ramen warmup` again") as error:
+        run_stage(
+            "prune-retrain",
+            sections=SECTIONS,
+            inputs={**inputs, "warm_model": warm},
+            outputs={"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"},
+        )
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_the_rate_rises_then_falls_to_nothing() -> None:
     at = linear_schedule(4, 12)
     assert [at(step) for step in range(13)] == pytest.approx([0.25, 0.5, 0.75, 1, *np.arange(8, -1, -1) / 8])
@@ -372,7 +392,7 @@ def test_the_rate_rises_then_falls_to_nothing() -> None:
 
 def test_biases_norms_and_label_offsets_do_not_decay() -> None:
     encoder, offsets = load_encoder("tiny", EncoderConfig(name="tiny", precision="fp32")), torch.nn.Embedding(3, 4)
-    decayed, free = make_optimizer(encoder, offsets, 1e-3, 1e-6, 0.01).param_groups
+    decayed, free = make_optimizer(encoder, offsets, 1e-3, 0.01).param_groups
     assert decayed["weight_decay"] == 0.01 and free["weight_decay"] == 0
     names = {id(parameter): name for name, parameter in encoder.named_parameters()}
     plain = {names.get(id(parameter), "offsets") for parameter in free["params"]}
@@ -382,7 +402,7 @@ def test_biases_norms_and_label_offsets_do_not_decay() -> None:
 def test_a_long_step_is_clipped(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    norms: dict[float, list[float]] = {0.0: [], 0.01: []}
+    norms: dict[float, list[float]] = {math.inf: [], 0.01: []}
     for norm, found in norms.items():
 
         def look(self: torch.optim.AdamW, *_: object, found: list[float] = found) -> None:
@@ -390,15 +410,17 @@ def test_a_long_step_is_clipped(
             found.append(float(torch.nn.utils.get_total_norm(gradients)))
 
         monkeypatch.setattr(torch.optim.AdamW, "step", look)
-        train(tiny_artifacts, tmp_path / str(norm), changed(training={"clip_norm": norm}))
-    assert max(norms[0.01]) == pytest.approx(0.01, rel=1e-3) and max(norms[0.0]) > 0.1
+        monkeypatch.setattr("ramen.training.trainer.CLIP_NORM", norm)
+        train(tiny_artifacts, tmp_path / str(norm))
+    assert max(norms[0.01]) == pytest.approx(0.01, rel=1e-3) and max(norms[math.inf]) > 0.1
 
 
 def test_the_bandits_perturbations_switch_no_regulariser_off(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A weight of 0.1 less a perturbation of 0.1 is 0, for a window; the next one may want it."""
-    bandit = {"enabled": True, "period": 4, "feedback": "task_loss", "lambda_min": 0.0}
+    monkeypatch.setattr("ramen.objective.bandit.LAMBDA_MIN", 0.0)
+    bandit = {"enabled": True, "period": 4, "feedback": "task_loss"}
     sections = changed(bandit=bandit, training={**SECTIONS["training"], "seed": 2})
     train(tiny_artifacts, tmp_path / "out", sections)
     assert all(len(record["terms"]) == 4 for record in history(tmp_path / "out" / "model"))

@@ -1,7 +1,7 @@
-"""Sources of data: a table of names, and what every source module offers.
+"""Sources of raw data: the table of source modules, and their common interface.
 
-A source module has the functions of `Source`, and may have `fetch_if_missing(settings) -> bool`. Modules are imported
-only when they are used.
+A source module has the functions of `Source` and, optionally, `fetch_if_missing(settings) -> bool`. It is imported when
+it is first used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SOURCES = {"debian": "ramen.data.sources.debian", "xc": "ramen.data.sources.xc"}
 
 
 class Source(Protocol):
-    """What a source module offers."""
+    """Interface of a source module."""
 
     def read(self, settings: config.DataConfig) -> Dataset:
-        """Read the raw data. Raises DataError with one problem per defect."""
+        """Read the raw data. Raises DataError with one `Defect` per defect."""
 
     def anchor_set_names(self, path: Path) -> Sequence[str]:
-        """Names that anchor sets of the raw data can have. Raises OSError."""
+        """Return the names of the anchor sets that the raw data can have. Raises OSError."""
 
 
 def _source(settings: config.DataConfig) -> Source:
@@ -39,31 +39,31 @@ def _source(settings: config.DataConfig) -> Source:
 
 
 def read(settings: config.DataConfig) -> Dataset:
-    """Read the problem from the source that `settings` names. Raises DataError."""
+    """Read the raw data of `data.source`. Raises DataError."""
     return _source(settings).read(settings)
 
 
 def fetch_if_missing(settings: config.DataConfig) -> bool:
-    """Get the raw data of a source that can do so, if they are not there; true if something was fetched.
+    """Fetch the raw data if it is missing and the source can fetch it; return whether it was fetched.
 
     Raises:
-        DataError: the machine cannot provide them.
+        DataError: the machine cannot provide the data.
     """
     fetch = getattr(_source(settings), "fetch_if_missing", None)
     return bool(fetch(settings)) if fetch else False
 
 
 def anchor_set_names(settings: config.DataConfig) -> Sequence[str] | None:
-    """Names that anchor sets of the raw data can have, in alphabetical order; None if the data cannot be read."""
-    with suppress(OSError):  # `read` reports it
+    """Return the names of the anchor sets that the raw data can have, sorted; None if the data cannot be read."""
+    with suppress(OSError):  # `read` reports the error
         return _source(settings).anchor_set_names(Path(settings.path))
     return None
 
 
 def fingerprint(settings: config.DataConfig) -> str:
-    """Hex sha256 that changes when the raw data change, for cache keys.
+    """Return a hex sha256 that changes when the raw data changes, for cache keys.
 
-    A file is hashed whole; of a folder, the sorted (path, size, modification time) of its files.
+    Of a file, the digest covers the content; of a folder, the path, size and modification time of each file.
 
     Raises:
         DataError: `settings.path` does not exist.
@@ -72,26 +72,24 @@ def fingerprint(settings: config.DataConfig) -> str:
     if path.is_file():
         return sha256(path)
     if not path.is_dir():
-        raise errors.DataError(missing(settings))
+        raise errors.DataError(path_defect(settings))
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")):
         if file.is_file():
-            facts = file.stat()
-            name = os.fsencode(file.relative_to(path).as_posix())  # of any bytes: the folder may hold anything
-            digest.update(name + f"\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+            status = file.stat()
+            name = os.fsencode(file.relative_to(path).as_posix())  # names need not be valid UTF-8
+            digest.update(name + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
 
-def missing(settings: config.DataConfig) -> errors.Defect:
-    """The problem of a `data.path` that does not exist, or is a folder for a file, or a file for a folder."""
-    path = Path(settings.path)
+def path_defect(settings: config.DataConfig) -> errors.Defect:
+    """Return the defect of a `data.path` that does not exist or has the wrong type (file or folder)."""
+    path, is_debian = Path(settings.path), settings.source == "debian"
+    expected = f"data.source = {settings.source} reads a {'file' if is_debian else 'folder'}"
+    fix = "set data.path to a snapshot" if is_debian else "set data.path to the folder of the data set"
     if path.is_dir():
-        found = f"a folder, where data.source = {settings.source} reads a file"
-        return errors.Defect(settings.path, found, "for one in the layout of the XC repository set data.source=xc")
-    debian = settings.source == "debian"
-    mend = "set data.path to a snapshot" if debian else "set data.path to the folder of the data set"
+        fix = "for a folder in the layout of the XC repository set data.source=xc"
+        return errors.Defect(settings.path, f"{expected}, found a folder", fix)
     if os.path.lexists(path):
-        kind = errors.not_a_file(path) or "a file"
-        found = f"{kind}, where data.source = {settings.source} reads {'a file' if debian else 'a folder'}"
-        return errors.Defect(settings.path, found, mend)
-    return errors.Defect(settings.path, "no such file or folder", "run `ramen fetch`" if debian else mend)
+        return errors.Defect(settings.path, f"{expected}, found {errors.not_a_file(path) or 'a file'}", fix)
+    return errors.Defect(settings.path, "no such file or folder", "run `ramen fetch`" if is_debian else fix)

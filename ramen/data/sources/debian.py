@@ -1,11 +1,12 @@
-"""Source `debian`: the package metadata of a Debian or Ubuntu machine as an extreme-classification problem.
+"""Source `debian`: the package metadata of a Debian or Ubuntu machine.
 
-Documents are the packages that suggest or recommend packages of the archive, labels the packages they suggest or
-recommend. Text of both: `name: synopsis`, for example "python3-numpy: Fast array facility to the Python 3 language";
-the name carries what the one-line synopsis takes as known. Anchor sets: `depends` (the packages it depends on),
-`rdepends` (those that depend on it), `debtags`. Suggests and Recommends never become edges of an anchor set.
+Documents are the packages that suggest or recommend packages of the archive; their labels are the suggested or
+recommended packages. The text of both is `name: synopsis`, for example "python3-numpy: Fast array facility to the
+Python 3 language": the one-line synopsis often assumes that the reader knows the name. Anchor sets: `depends` (packages
+that the package depends on), `rdepends` (packages that depend on it) and `debtags`. Suggests and Recommends are never
+edges of an anchor set.
 
-Train and test are split by source package, so that siblings (foo, foo-doc, foo-data) never straddle.
+Train and test are split by source package, so that siblings (foo, foo-doc, foo-data) are in the same part.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from numpy.typing import NDArray
 
 from ramen import config
 from ramen.data.dataset import AnchorSet, Dataset, Texts
-from ramen.data.sources import missing
+from ramen.data.sources import path_defect
 from ramen.data.sources.packages import Package, fetch, read_packages
-from ramen.data.subset import choose, share
+from ramen.data.subset import choose_documents, hash_fraction
 from ramen.errors import DataError, Defect
 
-_UNTAGGED = re.compile(r"special::.*|.*[:]TODO")
-"""Debtags that say how the tagging went, nothing about the package."""
+_META_TAG = re.compile(r"special::.*|.*[:]TODO")
+"""Debtags about the state of the tagging instead of the package."""
 
 
 def fetch_if_missing(settings: config.DataConfig) -> bool:
-    """Write the snapshot `settings.path` from the machine's package lists if it is not there.
+    """Write the snapshot `settings.path` from the machine's package lists if it is missing; return whether it was.
 
     Raises:
         DataError: the machine has no package lists and cannot get them.
@@ -45,39 +46,39 @@ def fetch_if_missing(settings: config.DataConfig) -> bool:
 
 
 def anchor_set_names(path: Path) -> Sequence[str]:
-    """Names of the anchor sets; an archive may lack some."""
+    """Return the names of the anchor sets; an archive may lack some."""
     return ("debtags", "depends", "rdepends")
 
 
 def read(settings: config.DataConfig) -> Dataset:
-    """Read a snapshot (or a Packages file) and pose the problem.
+    """Read a snapshot or a Packages file.
 
     Raises:
-        DataError: no such file (`ramen fetch` writes it), broken lines, or nothing to learn from.
+        DataError: the file is missing or has broken lines, or there are no training or test documents.
     """
     path = Path(settings.path)
     if not path.is_file():
-        raise DataError(missing(settings))
+        raise DataError(path_defect(settings))
     archive = {package.name: package for package in read_packages(path)}
-    problem = build(archive, settings)
-    if not len(problem.train) or not len(problem.test):
+    dataset = build_dataset(archive, settings)
+    if not len(dataset.train) or not len(dataset.test):
         expected = (
-            f"expected packages of several sources that suggest or recommend others, found {len(problem.train)} "
-            f"training and {len(problem.test)} test documents among {len(archive)} packages"
+            f"expected packages of several sources that suggest or recommend others, found {len(dataset.train)} "
+            f"training and {len(dataset.test)} test documents in {len(archive)} packages"
         )
         raise DataError(Defect(settings.path, expected, "use a whole archive, or raise data.max_documents"))
-    return problem
+    return dataset
 
 
-def build(archive: dict[str, Package], settings: config.DataConfig) -> Dataset:
-    """Pose the problem on an archive (name -> package, in the order of names)."""
+def build_dataset(archive: dict[str, Package], settings: config.DataConfig) -> Dataset:
+    """Build the dataset of an archive (name -> package, sorted by name)."""
     targets = {name: _targets(package, archive) for name, package in archive.items()}
-    documents = [name for name, found in targets.items() if found]
-    kept = choose([archive[name].source for name in documents], settings.max_documents, seed=settings.seed)
+    documents = [name for name, labels in targets.items() if labels]
+    kept = choose_documents([archive[name].source for name in documents], settings.max_documents, seed=settings.seed)
     documents = [name for name, keep in zip(documents, kept, strict=True) if keep]
-    held_out = {name: _is_test(archive[name].source, settings) for name in documents}
-    train = [name for name in documents if not held_out[name]]
-    test = [name for name in documents if held_out[name]]
+    is_test = {name: _is_test(archive[name].source, settings) for name in documents}
+    train = [name for name in documents if not is_test[name]]
+    test = [name for name in documents if is_test[name]]
     labels = sorted({label for name in documents for label in targets[name]})
     position = {name: i for i, name in enumerate(labels)}
     return Dataset(
@@ -89,22 +90,22 @@ def build(archive: dict[str, Package], settings: config.DataConfig) -> Dataset:
         sp.csr_matrix((len(train), len(labels)), dtype=np.float32),
         sp.csr_matrix((len(test), len(labels)), dtype=np.float32),
         _anchor_sets(archive, train, test, labels),
-        groups=_numbered_sources(train, archive),
-        test_groups=_numbered_sources(test, archive),
+        groups=_number_sources(train, archive),
+        test_groups=_number_sources(test, archive),
     )
 
 
 def _targets(package: Package, archive: dict[str, Package]) -> set[str]:
-    """Packages of the archive that a package suggests or recommends, itself excepted."""
+    """Return the other packages of the archive that a package suggests or recommends."""
     return {name for name in (*package.recommends, *package.suggests) if name in archive} - {package.name}
 
 
 def _is_test(source: str, settings: config.DataConfig) -> bool:
-    return share(source, seed=settings.seed, purpose="test") < settings.test_fraction
+    return hash_fraction(source, seed=settings.seed, purpose="test") < settings.test_fraction
 
 
-def _numbered_sources(names: Sequence[str], archive: dict[str, Package]) -> NDArray[np.int64]:
-    """The number of each package's source package."""
+def _number_sources(names: Sequence[str], archive: dict[str, Package]) -> NDArray[np.int64]:
+    """Return the number of the source package of each package, int64."""
     return np.unique([archive[name].source for name in names], return_inverse=True)[1].astype(np.int64)
 
 
@@ -112,36 +113,36 @@ def _texts(names: Sequence[str], archive: dict[str, Package]) -> Texts:
     return Texts(list(names), [archive[name].text for name in names])
 
 
-def _matrix(rows: Sequence[str], columns: Mapping[str, Iterable[str]], position: Mapping[str, int]) -> sp.csr_matrix:
-    """Binary CSR, one row for each of `rows`, with the columns that have a position."""
-    found = [sorted(position[name] for name in columns.get(row, ()) if name in position) for row in rows]
-    indptr = np.cumsum([0, *map(len, found)])
-    indices = np.fromiter((column for row in found for column in row), np.int32, indptr[-1])
+def _matrix(rows: Sequence[str], edges: Mapping[str, Iterable[str]], position: Mapping[str, int]) -> sp.csr_matrix:
+    """Return the edges of `rows` as binary CSR; names without a position (column) are left out."""
+    columns = [sorted(position[name] for name in edges.get(row, ()) if name in position) for row in rows]
+    indptr = np.cumsum([0, *map(len, columns)])
+    indices = np.fromiter((column for row in columns for column in row), np.int32, indptr[-1])
     return sp.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(len(rows), len(position)))
 
 
 def _anchor_sets(
     archive: dict[str, Package], train: Sequence[str], test: Sequence[str], labels: Sequence[str]
 ) -> dict[str, AnchorSet]:
-    """Anchors are those that a training document or a label has an edge to; a set without any is left out."""
+    """Build the sets of the anchors that a training document or a label links to; empty sets are left out."""
     depends = {name: {other for other in package.depends if other in archive} for name, package in archive.items()}
     rdepends: dict[str, set[str]] = defaultdict(set)
     for name, others in depends.items():
         for other in others:
             rdepends[other].add(name)
-    debtags = {name: [tag for tag in package.tags if not _UNTAGGED.fullmatch(tag)] for name, package in archive.items()}
+    debtags = {name: [tag for tag in package.tags if not _META_TAG.fullmatch(tag)] for name, package in archive.items()}
     sets: dict[str, AnchorSet] = {}
     for kind, edges in (("debtags", debtags), ("depends", depends), ("rdepends", rdepends)):
         names = sorted({name for row in (*train, *labels) for name in edges.get(row, ())})
         if not names:
-            continue  # Ubuntu's archive, for one, has no debtags
+            continue  # Ubuntu's archive has no debtags
         position = {name: i for i, name in enumerate(names)}
-        texts = Texts(names, [tag_text(tag) for tag in names]) if kind == "debtags" else _texts(names, archive)
+        texts = Texts(names, [describe_tag(tag) for tag in names]) if kind == "debtags" else _texts(names, archive)
         sets[kind] = AnchorSet(texts, *(_matrix(rows, edges, position) for rows in (train, labels, test)))
     return sets
 
 
-def tag_text(tag: str) -> str:
-    """A debtag in words: `devel::lang:perl` becomes "devel: lang perl"."""
+def describe_tag(tag: str) -> str:
+    """Return a debtag in words: "devel: lang perl" for `devel::lang:perl`."""
     facet, _, value = tag.partition("::")
     return f"{facet}: {value.replace(':', ' ').replace('-', ' ')}" if value else facet

@@ -1,4 +1,4 @@
-"""Reading lines of raw files so that every defect is reported with file and line."""
+"""Reading the lines of raw files, with every defect reported by file and line."""
 
 from __future__ import annotations
 
@@ -14,58 +14,60 @@ from typing import IO, cast
 from ramen.errors import DataError, Defect, not_a_file, os_error_text
 
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}
-"""Suffix of a packed file -> its first bytes."""
+"""Suffix of a compressed file -> its first bytes."""
 MAX_DEFECTS = 20
-"""Reading stops when this many defects were found."""
+"""Reading stops after this many defects."""
 MAX_LINE = 1 << 25
-"""Bytes of a line: a packed file of a megabyte may unpack to one line of a gigabyte."""
+"""Longest line in bytes: a compressed file of a megabyte may expand to one line of a gigabyte."""
 MAX_RATIO, LINE_COST = 100, 64
-"""A file may hold `MAX_RATIO` times its size, where a line counts for its bytes and `LINE_COST` more. No plain file
-holds as much, text packs by a factor of 3 to 10, and what holds less than 4 `MAX_LINE` is exempt."""
+"""Content, counting `LINE_COST` bytes of overhead per line, may be `MAX_RATIO` times the file's size.
+
+Plain files always stay below, and text compresses by a factor of 3 to 10. Content below 4 `MAX_LINE` is exempt.
+"""
 
 
 @dataclass(frozen=True)
 class LineLimit:
-    """Lines that a file may have.
+    """Largest number of lines of a file.
 
     Attributes:
         count: of lines.
-        expected: for messages, what was expected and where the limit comes from.
-        mend: for messages, what the user can do.
+        expected: the expectation and its origin, for messages.
+        fix: what the user can do, for messages.
     """
 
     count: int
     expected: str
-    mend: str = "row i of every file must be the same item"
+    fix: str = "row i of every file must be the same item"
 
 
 class Defects:
-    """Collects defects, and stops the reading when there are many."""
+    """Collects the defects of the input, up to `MAX_DEFECTS`."""
 
     def __init__(self) -> None:
         self.found: list[Defect] = []
         self._unreadable: set[str] = set()
 
     def add(
-        self, file: Path, expected: str, mend: str = "", *, line: int | None = None, field: str | None = None
+        self, file: Path, expected: str, fix: str = "", *, line: int | None = None, field: str | None = None
     ) -> None:
-        """Record one defect, unless its file is unreadable. Raises DataError when `MAX_DEFECTS` are together."""
+        """Record a defect, unless its file is unreadable. Raises DataError when there are `MAX_DEFECTS`."""
         if str(file) in self._unreadable:
             return
-        self.found.append(Defect(str(file), expected, mend, line, field))
+        self.found.append(Defect(str(file), expected, fix, line, field))
         if len(self.found) >= MAX_DEFECTS:
             self.raise_if_any()
 
-    def add_unreadable(self, file: Path, expected: str, mend: str = "", *, line: int | None = None) -> None:
-        """Record a defect that makes the rest of a file unreadable: further ones of the file have the same cause."""
-        self.add(file, expected, mend, line=line)
+    def add_unreadable(self, file: Path, expected: str, fix: str = "", *, line: int | None = None) -> None:
+        """Record a defect that makes the rest of a file unreadable; further defects of the file are ignored."""
+        self.add(file, expected, fix, line=line)
         self._unreadable.add(str(file))
 
     def check_file(self, path: Path) -> bool:
-        """Return whether a path is a regular file or a link to one; record a defect if not."""
-        if found := not_a_file(path):
-            self.add_unreadable(path, f"expected a file, found {found}", "put the file there, or remove it")
-        return not found
+        """Return whether a path is a regular file or a link to one; record a defect if it is not."""
+        if kind := not_a_file(path):
+            self.add_unreadable(path, f"expected a file, found {kind}", "replace it by the file, or remove it")
+        return not kind
 
     def raise_if_any(self) -> None:
         """Raise DataError if a defect was recorded."""
@@ -74,49 +76,50 @@ class Defects:
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """Open a plain, gzipped or xz-packed file for reading bytes; what it begins with says it, else its name."""
+    """Open a plain, gzip or xz file for reading bytes; its first bytes decide the format, else its suffix."""
     with path.open("rb") as stream:
-        begins = stream.read(max(map(len, MAGIC.values())))
-    packed = next((end for end, magic in MAGIC.items() if begins.startswith(magic)), path.suffix)
-    if packed == ".gz":
+        first_bytes = stream.read(max(map(len, MAGIC.values())))
+    compression = next((suffix for suffix, magic in MAGIC.items() if first_bytes.startswith(magic)), path.suffix)
+    if compression == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
-    if packed == ".xz":
+    if compression == ".xz":
         return cast(IO[bytes], lzma.open(path, "rb"))
     return path.open("rb")
 
 
 def numbered_lines(path: Path, defects: Defects, limit: LineLimit | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield (one-based number, line without its end); only a line feed ends a line, and a byte-order mark is no text.
+    """Yield (one-based number, line without line ending); only line feeds end a line, a byte-order mark is skipped.
 
-    A file that cannot be opened, is cut short or damaged, has more lines than `limit`, a line beyond `MAX_LINE`, or
-    unpacks to more than `MAX_RATIO` allows becomes a defect, and the iteration ends there.
+    A file that cannot be opened, is truncated or damaged, has more lines than `limit`, a line beyond `MAX_LINE`, or
+    more content than `MAX_RATIO` allows is a defect, and the iteration ends there.
     """
-    number = held = 0
+    number = content_size = 0
     if not defects.check_file(path):
         return
     try:
-        most = max(4 * MAX_LINE, MAX_RATIO * path.stat().st_size)
+        file_size = path.stat().st_size
+        max_content = max(4 * MAX_LINE, MAX_RATIO * file_size)
         with open_binary(path) as stream:
             for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE + 1), b""), 1):
                 if len(line) > MAX_LINE:
-                    found = f"expected lines of at most {MAX_LINE:,} bytes, found a longer one"
-                    defects.add_unreadable(path, found, "is it a text file?", line=number)
+                    message = f"expected lines of at most {MAX_LINE:,} bytes, found a longer one"
+                    defects.add_unreadable(path, message, "check that it is a text file", line=number)
                     return
                 if limit is not None and number > limit.count:
-                    defects.add_unreadable(path, f"{limit.expected}, found more", limit.mend)
+                    defects.add_unreadable(path, f"{limit.expected}, found more", limit.fix)
                     return
-                if (held := held + len(line) + LINE_COST) > most:
-                    found = f"expected less in a file of {path.stat().st_size:,} bytes, found at least {number:,} lines"
-                    defects.add_unreadable(path, found, "if the file is right, unpack it first")
+                if (content_size := content_size + len(line) + LINE_COST) > max_content:
+                    message = f"expands to at least {number:,} lines, too many for a file of {file_size:,} bytes"
+                    defects.add_unreadable(path, message, "if the file is right, decompress it first")
                     return
                 if number == 1 and not line.endswith(b"\n") and b"\r" in line.rstrip(b"\r"):
-                    found = "expected lines that end with a line feed, found only carriage returns"
-                    defects.add_unreadable(path, found, "convert the line ends")
+                    message = "expected lines that end with a line feed, found only carriage returns"
+                    defects.add_unreadable(path, message, "convert the line endings")
                     return
                 yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        what = "cannot be unpacked after this line" if number else "cannot be unpacked"
-        defects.add_unreadable(path, f"{what} ({error})", "copy or download it again", line=number or None)
+        message = "cannot be decompressed after this line" if number else "cannot be decompressed"
+        defects.add_unreadable(path, f"{message} ({error})", "copy or download it again", line=number or None)
     except OSError as error:
         defects.add_unreadable(path, f"cannot be read ({os_error_text(error)})", line=number or None)
 
@@ -124,22 +127,22 @@ def numbered_lines(path: Path, defects: Defects, limit: LineLimit | None = None)
 def decoded_lines(
     path: Path, encoding: str, defects: Defects, limit: LineLimit | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Yield (one-based number, text); of lines that are not in `encoding`, what can be read.
+    """Yield (one-based number, text); bytes that are not valid in `encoding` are replaced.
 
-    The first one is a defect that stands for all of the file.
+    Only the first line that cannot be decoded is recorded as a defect of the file.
     """
     for number, line in numbered_lines(path, defects, limit):
         try:
             text = line.decode(encoding)
             if "\0" in text:  # UTF-16 of ASCII text is valid UTF-8
-                found = f"expected {encoding} text, found a NUL character at column {text.index(chr(0)) + 1}"
-                defects.add_unreadable(path, found, "save it as UTF-8", line=number)
+                message = f"expected {encoding} text, found a NUL character at column {text.index(chr(0)) + 1}"
+                defects.add_unreadable(path, message, "save it as UTF-8", line=number)
             yield number, text
         except UnicodeError as error:
-            at = error.start if isinstance(error, UnicodeDecodeError) else 0
-            mend = "set data.encoding=latin-1" if encoding.lower().replace("-", "") == "utf8" else "set data.encoding"
+            start = error.start if isinstance(error, UnicodeDecodeError) else 0
+            fix = "set data.encoding=latin-1" if encoding.lower().replace("-", "") == "utf8" else "set data.encoding"
             if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                mend = "save it as UTF-8"
-            expected = f"expected {encoding}, found byte 0x{line[at]:02x} at column {at + 1}"
-            defects.add_unreadable(path, expected, mend, line=number)
+                fix = "save it as UTF-8"
+            message = f"expected {encoding}, found byte 0x{line[start]:02x} at column {start + 1}"
+            defects.add_unreadable(path, message, fix, line=number)
             yield number, line.decode(encoding, "replace")

@@ -29,6 +29,10 @@ from ramen.training.trainer import Trainer
 
 SHARES = np.linspace(0.0, 1.0, 11, dtype=np.float32)
 """Candidate shares of the classifier in the fused score."""
+BATCH_SIZE, LEARNING_RATE, MARGIN, DROPOUT = 2048, 1e-3, 0.2, 0.5
+"""Training of the classifiers, as in NGAME's code; dropout of the documents' vectors."""
+SHORTLIST = 100
+"""Nearest negatives per document from which a step samples."""
 DEFAULT_SHARE = 0.5
 """The share without enough held-out documents to choose one."""
 
@@ -82,12 +86,12 @@ def train_classifiers(
         Interrupted: SIGTERM or Ctrl-C; a checkpoint was saved.
     """
     base, processes = trainer.base, trainer.processes
-    if not (settings.enabled and base.classifies):
+    if not (settings.epochs and base.classifies):
         return None
     documents_ND = trainer.embed_role("documents")
     device = trainer.encoder.device
     model = Classifiers(labels_LD).to(device)
-    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=settings.lr)
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=LEARNING_RATE)
     checkpoints = Checkpoints(draft.work / "classifier", draft.task)
     state = TrainingState()
     if (found := checkpoints.load(model, optimizer)) is not None:
@@ -95,23 +99,23 @@ def train_classifiers(
     processes.wait()
 
     problem, seed = base.problem, trainer.settings.seed
-    near = shortlists(problem, documents_ND, labels_LD, settings.shortlist)
+    near = shortlists(problem, documents_ND, labels_LD, SHORTLIST)
     positives = RowSampler(problem.y.indptr, problem.y.indices)
     progress = Progress("classifier", settings.epochs * len(problem.documents), "documents",
                         state.epoch * len(problem.documents))  # fmt: skip
     for epoch in range(state.epoch, settings.epochs):
         order = keyed_rng(seed, "classifier/order", epoch).permutation(problem.documents)
         total = 0.0
-        for start in range(0, len(order), settings.batch_size):
-            rows = order[start : start + settings.batch_size]
+        for start in range(0, len(order), BATCH_SIZE):
+            rows = order[start : start + BATCH_SIZE]
             rng = keyed_rng(seed, "classifier", epoch, start)
             true = np.stack([positives.draw(rows, rng)[1] for _ in range(settings.positives)], axis=1)
             false = drawn_from(near[rows], rng.random((len(rows), settings.negatives)))
-            keep = rng.random((len(rows), documents_ND.shape[1]), np.float32) >= settings.dropout
-            x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - settings.dropout)).to(device)
+            keep = rng.random((len(rows), documents_ND.shape[1]), np.float32) >= DROPOUT
+            x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - DROPOUT)).to(device)
             chosen = torch.from_numpy(np.concatenate([true, np.maximum(false, 0)], axis=1)).to(device)
             valid = torch.from_numpy(false >= 0).to(device)
-            loss = _hinges(model(x_BD, chosen), settings.positives, valid, settings.margin)
+            loss = _hinges(model(x_BD, chosen), settings.positives, valid, MARGIN)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()  # type: ignore[no-untyped-call]

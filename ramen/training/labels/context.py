@@ -30,7 +30,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.config import ObjectiveConfig
-from ramen.graph.metadata import Graph, Graphs, drawing_weights, neighbour_means
+from ramen.graph.metadata import Graph, Graphs, Side, drawing_weights, neighbour_means
 from ramen.training.labels.selection import SelectionSample, selection_sample
 from ramen.training.trainer import Trainer
 
@@ -93,7 +93,7 @@ def label_context(
     documents = _document_neighbours(trainer) if kind in ("documents", "both") else None
     means = {} if documents is None else {DOCUMENTS_SET: documents.means(hide=True)}
     for name, sides in graphs.items():
-        if kind in ("anchors", "both") and trainer.inputs.active[name]["labels"] and sides["labels"].num_edges:
+        if kind in ("anchors", "both") and trainer.inputs.active[name][Side.LABEL] and sides[Side.LABEL].num_edges:
             means[name] = _anchor_neighbours(trainer, objective, name, sides).means()
     shares = dict.fromkeys(means, 0.0)
     for _ in range(SWEEPS):
@@ -149,10 +149,10 @@ class _Neighbours:
 
 
 def _anchor_neighbours(
-    trainer: Trainer, objective: ObjectiveConfig, name: str, sides: Mapping[str, Graph]
+    trainer: Trainer, objective: ObjectiveConfig, name: str, sides: Mapping[Side, Graph]
 ) -> _Neighbours:
     """A set's anchors, weighted by their probability to be drawn. No anchor is a held-out document."""
-    graph, anchor_weights = sides["labels"], drawing_weights(sides, objective.anchor_sampling)
+    graph, anchor_weights = sides[Side.LABEL], drawing_weights(sides, objective.anchor_sampling)
     used, columns = np.unique(graph.indices, return_inverse=True)
     weights = np.ones(len(used)) if anchor_weights is None else anchor_weights[used]
     vectors = trainer.embed(trainer.inputs.texts.roles[f"anchors/{name}"][used])

@@ -1,0 +1,1 @@
+"""Parts of ramen for use in other libraries."""
