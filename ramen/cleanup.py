@@ -18,19 +18,18 @@ from typing import Any
 
 from ramen.artifacts import (
     DISPOSABLE,
+    DRAFT_GRACE_S,
     DRAFT_MARKER,
-    FRESH,
     KINDS,
     MANIFEST,
     abandoned_drafts,
     delete_artifact,
     foreign_content,
     is_as_listed,
-    read_json,
     read_manifest,
-    sha256,
 )
 from ramen.errors import ArtifactError, RamenError
+from ramen.files import read_json, sha256
 from ramen.stages import STAGES
 from ramen.workdir import inputs_in_use
 
@@ -209,7 +208,7 @@ def _in_progress(run: Path) -> bool:
     """Whether a process holds a draft in a run's folder, or wrote there within the last minutes."""
     for result in run.iterdir():
         drafts = set(result.glob(".*.tmp")) if result.is_dir() else set()
-        if drafts - set(abandoned_drafts(result, list(KINDS))) or time.time() - result.stat().st_mtime < FRESH:
+        if drafts - set(abandoned_drafts(result, list(KINDS))) or time.time() - result.stat().st_mtime < DRAFT_GRACE_S:
             return True
     return False
 

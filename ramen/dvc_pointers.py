@@ -19,7 +19,8 @@ from typing import Any
 
 import yaml
 
-from ramen.errors import ConfigError, RamenError, warn
+from ramen.console import warn
+from ramen.errors import ConfigError, RamenError
 from ramen.redaction import redact, without_credentials
 from ramen.yamlfile import parse_yaml
 

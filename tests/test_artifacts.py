@@ -11,20 +11,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ramen.artifacts import (
-    DRAFT_MARKER,
-    MANIFEST,
-    Artifact,
-    drafts,
-    failed_io,
-    open_artifact,
-    read_csr,
-    read_texts,
-    write_csr,
-    write_json,
-    write_texts,
-)
+from ramen.artifacts import DRAFT_MARKER, MANIFEST, Artifact, drafts, open_artifact
 from ramen.errors import ArtifactError
+from ramen.files import failed_io, read_csr, read_texts, write_csr, write_json, write_texts
 
 
 def make(place: Path, content: str = "hello", *, name: str = "graph", **sections: int) -> Artifact:

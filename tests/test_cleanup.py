@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from pipelines.local import run_local
 from ramen.ablation.run import run_row
-from ramen.artifacts import DRAFT_MARKER, Artifact, drafts, open_artifact, write_json
+from ramen.artifacts import DRAFT_MARKER, Artifact, drafts, open_artifact
 from ramen.cli import cli
 from ramen.config import Config, resolve
 from ramen.errors import ArtifactError, RamenError, StateRemoved
+from ramen.files import write_json
 from ramen.stages import STAGES, run_stage
 
 STATE = "training_state.safetensors"

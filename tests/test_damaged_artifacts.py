@@ -17,16 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from on_disk import graphs_of
 
-from ramen.artifacts import (
-    MANIFEST,
-    drafts,
-    foreign_content,
-    listed_files,
-    open_artifact,
-    read_json,
-    sha256,
-    write_json,
-)
+from ramen.artifacts import MANIFEST, drafts, foreign_content, listed_files, open_artifact
 from ramen.data.dataset import Dataset, Texts
 from ramen.encoder.label_vectors import encode_labels, fused_labels, write_classifier, write_context, write_offsets
 from ramen.errors import ArtifactError, RamenError
@@ -34,6 +25,7 @@ from ramen.evaluation.per_document import from_evaluation
 from ramen.evaluation.predictions import Ranking, write_predictions
 from ramen.evaluation.report_data import _history
 from ramen.evaluation.uncertainty import PerDocument
+from ramen.files import read_json, sha256, write_json
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.index.retriever import read_facts
 from ramen.tracking.journal import Journal

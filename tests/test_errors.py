@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from ramen import errors
+from ramen.console import warn
 from ramen.errors import DataError, Defect, RamenError
 
 
@@ -49,7 +50,7 @@ def test_a_message_is_one_line_of_printable_text(text: str, line: str, capsys: p
     assert errors.printable(text) == str(RamenError(text)) == line
     assert str(DataError(Defect(text, "x"), Defect("f", text))).splitlines() == [f"{line}: x", f"f: {line}"]
     assert errors.error_lines(str(RamenError(text))) == [f"error: {line}"]
-    errors.warn(text)
+    warn(text)
     assert capsys.readouterr().err == f"warning: {line}\n"
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramen.console import warn
 from ramen.dvc_pointers import Pointer
-from ramen.errors import DataError, Defect, RamenError, error_lines, reason, warn
+from ramen.errors import DataError, Defect, RamenError, error_lines, reason
 from ramen.redaction import RedactingFilter, redact, without_credentials
 from ramen.tracking import open_tracker
 

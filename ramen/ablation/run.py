@@ -11,8 +11,6 @@ import csv
 import dataclasses
 import functools
 import gc
-import hashlib
-import json
 import math
 import secrets
 import tempfile
@@ -26,19 +24,22 @@ from typing import Any
 import numpy as np
 from pydantic import FiniteFloat
 
-from ramen.artifacts import checked, drafts, open_artifact, read_json, reading, write_json
+from ramen.artifacts import drafts, open_artifact
 from ramen.config import Config
+from ramen.console import warn
 from ramen.data.dataset import Dataset
-from ramen.errors import ArtifactError, ConfigError, Interrupted, StateRemoved, warn
+from ramen.errors import ArtifactError, ConfigError, Interrupted, StateRemoved
 from ramen.evaluation.metrics import ENCODER
 from ramen.evaluation.per_document import from_evaluation
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS
 from ramen.evaluation.quantiles import MISSED_DEPTHS
 from ramen.evaluation.uncertainty import PerDocument, standard_error
+from ramen.files import checked, read_json, reading, write_json
 from ramen.peers import PEERS, Task
 from ramen.signals import on_interrupt
 from ramen.stages import STAGES, record_cached, run_stage
 from ramen.tracking import open_tracker
+from ramen.workdir import stage_key
 
 CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row: nothing is published."""
@@ -121,7 +122,8 @@ def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Ou
     limit = round(seconds, 1) if peer.timed else 0.0
     stage = dataclasses.replace(STAGES["evaluate"], reads=("dataset",), sections=peer.sections, code=PEER_CODE)
     version = stage.cache_version(config)
-    folder = cache / f"peer-{name}-{_key([version, sections, dataset.digest, limit])}"
+    key = stage_key(f"peer-{name}", sections, {"dataset": dataset.digest, "seconds": limit}, version)
+    folder = cache / f"peer-{name}-{key}"
     if kept := _kept(folder, ("evaluation",)):
         with open_tracker("peer", {"ramen.cached": "true"}) as track:
             track.headline(kept["metrics"])
@@ -146,10 +148,6 @@ def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Ou
     metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
     write_json(folder / RECEIPT, {"metrics": metrics, "seconds": took})
     return Outcome(metrics, took, folder / "evaluation", dataset.path)
-
-
-def _key(parts: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _kept(folder: Path, artifacts: Iterable[str]) -> dict[str, Any]:
@@ -179,7 +177,7 @@ def _stage(name: str, config: Config, made: Mapping[str, Path], cache: Path) -> 
     sections = config.sections(stage.sections)
     inputs = {artifact: made[artifact] for artifact in stage.reads}
     digests = {artifact: open_artifact(path, artifact).digest for artifact, path in inputs.items()}
-    folder = cache / f"{name}-{_key([name, stage.cache_version(config), sections, digests])}"
+    folder = cache / f"{name}-{stage_key(name, sections, digests, stage.cache_version(config))}"
     if kept := _kept(folder, stage.writes):
         record_cached(name, kept["metrics"], {artifact: folder / artifact for artifact in stage.writes})
         return folder, kept["metrics"], kept["seconds"]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramen.artifacts import check_writable, replacing, write_text
 from ramen.cli import tables
 from ramen.cli.common import PATH, config_options, require_config, show_progress
-from ramen.errors import ConfigError, RamenError, nearest, warn
+from ramen.console import warn
+from ramen.errors import ConfigError, RamenError, nearest
+from ramen.files import check_writable, replacing, write_text
 
 if TYPE_CHECKING:
     from ramen.ablation.run import Outcome, Summary

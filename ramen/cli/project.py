@@ -79,8 +79,8 @@ def config(resolve: Callable[..., Config], output: Path | None) -> None:
       ramen config --preset demo -o params.yaml
       ramen config --set training.epochs=5
     """
-    from ramen.artifacts import write_text
     from ramen.config import to_yaml
+    from ramen.files import write_text
 
     text = to_yaml(resolve())
     if output is None:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen.artifacts import reading
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import DEPTH, Ints
+from ramen.files import reading
 
 PREDICTIONS, ENCODER_PREDICTIONS = "predictions.parquet", "encoder_predictions.parquet"
 """By a model's whole score; by the texts' vectors alone, written where a model ranks by more than those."""

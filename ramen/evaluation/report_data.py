@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from ramen import config
-from ramen.artifacts import Artifact, checked, read_json, reading
+from ramen.artifacts import Artifact
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import PEER, Ints
 from ramen.evaluation.predictions import PREDICTIONS, Ranking
 from ramen.evaluation.report import GraphFacts, Item, Report, Sample
 from ramen.evaluation.uncertainty import GAIN, GAIN_SE, Gain
+from ramen.files import checked, read_json, reading
 from ramen.graph.metadata import read_graphs
 
 SHOWN = 5

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from ramen import config
-from ramen.artifacts import write_json, write_text
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import inverse_propensity, label_recall
 from ramen.evaluation.predictions import Ranking
 from ramen.evaluation.quantiles import LABEL_DEPTHS, by_bin, equi_volume_bins, head_torso_tail, overall_and_thirds
 from ramen.evaluation.report import SLICES
 from ramen.evaluation.report_data import Measured, unlabelled
+from ramen.files import write_json, write_text
 
 
 def measure_ranking(problem: Dataset, ranking: Ranking, scoring: config.ScoringConfig) -> Measured:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramen import config
-from ramen.artifacts import Artifact, Draft, read_json, write_text
+from ramen.artifacts import Artifact, Draft
 from ramen.data.dataset import Texts
 from ramen.errors import ConfigError, RamenError, nearest
+from ramen.files import read_json, write_text
 from ramen.index.build import ann_recall, build_index, tune
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
 from ramen.index.statistics import evenly, folder_bytes, latencies, retriever_facts, version_tags

@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ramen.errors import ArtifactError, ConfigError, Interrupted, RamenError, reason, shown, warn
-from ramen.processes import rank
+from ramen.console import warn
+from ramen.errors import ArtifactError, ConfigError, Interrupted, RamenError, reason, shown
+from ramen.processes import environment, rank
 from ramen.provenance import dvc_project, pipeline_key, provenance
 from ramen.redaction import redact
 from ramen.tracking.errors import explained, prepare_mlflow, registry_uri, tracking_uri, uri_variable
@@ -116,22 +117,14 @@ def start_pipeline_run(
         return
     with Store.opened() as store:
         run_id = store.create(name, None, provenance() | {PIPELINE_TAG: "true"} | dict(tags or {}))
-        before = os.environ.get(PARENT_ENV)
-        os.environ[PARENT_ENV] = run_id
-        try:
-            with store.ending(run_id):
-                tracker = MlflowTracker(store, run_id, None)
-                tracker.params(flat_params(sections or {}))
-                with tempfile.TemporaryDirectory() as scratch:
-                    file = Path(scratch) / "config.yaml"
-                    file.write_text(redact(config_yaml), encoding="utf-8")
-                    tracker.artifact(file)
-                yield run_id
-        finally:
-            if before is None:
-                del os.environ[PARENT_ENV]
-            else:
-                os.environ[PARENT_ENV] = before
+        with environment({PARENT_ENV: run_id}), store.ending(run_id):
+            tracker = MlflowTracker(store, run_id, None)
+            tracker.params(flat_params(sections or {}))
+            with tempfile.TemporaryDirectory() as scratch:
+                file = Path(scratch) / "config.yaml"
+                file.write_text(redact(config_yaml), encoding="utf-8")
+                tracker.artifact(file)
+            yield run_id
 
 
 def push_kept(folder: Path | None = None) -> tuple[int, int]:

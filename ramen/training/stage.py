@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramen.artifacts import Artifact, Draft, write_json
+from ramen.artifacts import Artifact, Draft
 from ramen.config import (
     BanditConfig,
     BaseConfig,
@@ -14,6 +14,7 @@ from ramen.config import (
     TrainingConfig,
 )
 from ramen.encoder.label_vectors import with_context, write_classifier, write_context
+from ramen.files import write_json
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
 from ramen.training.labels.classifier import train_classifiers

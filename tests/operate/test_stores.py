@@ -59,7 +59,7 @@ SAID = {
     "/busy": "the server answers with status 503; check MLFLOW_TRACKING_URI",
     "/empty": "the answer names the model '', expected 'ramen'",
     "/itself": "the server redirects more than 30 times",
-    "/trickle": "the answer is not complete after 2 s",
+    "/trickle": "no complete answer after 2 s",
     "/versions": "the answer names the version 'x",
 }
 """What `ramen query` reports of some of the answers."""

@@ -33,13 +33,14 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen import config
+from ramen.console import warn
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Texts
 from ramen.data.sources import missing
 from ramen.data.sources.lines import Defects, LineLimit, decoded_lines
 from ramen.data.sources.matrices import Expected, add_uncountable, countable, read_matrix, read_pairs, read_shape
 from ramen.data.sparse import binary
 from ramen.data.subset import choose, restrict, select_anchors
-from ramen.errors import DataError, Defect, lone_surrogate, shown, warn
+from ramen.errors import DataError, Defect, lone_surrogate, shown
 
 _TEXTS = {
     "train": ("trn.json", "raw_data/train.raw.txt", "raw/trn_X.txt"),
