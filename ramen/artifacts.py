@@ -226,12 +226,12 @@ def drafts(
     locks: list[int] = []
     new_parents: list[Path] = []
     try:
-        for name, place in outputs.items():
-            parent = Path(place).absolute().parent
+        for name, output in outputs.items():
+            parent = Path(output).absolute().parent
             new_parents += [folder for folder in (parent, *parent.parents) if not folder.exists()]
             parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(parent, Path(place).name, KINDS[name])
-            path = temporary_path(parent / Path(place).name, ".tmp")
+            _remove_leftovers(parent, Path(output).name, KINDS[name])
+            path = temporary_path(parent / Path(output).name, ".tmp")
             path.mkdir()
             (path / DRAFT_MARKER).touch()
             written[name] = Draft(path, work, task or {})
@@ -264,52 +264,52 @@ def check_outputs(outputs: Mapping[str, str | os.PathLike[str]], read: Mapping[s
         ArtifactError: one of them would.
     """
     used = {Path(os.path.realpath(path)): name for name, path in read.items()}
-    for name, place in outputs.items():
-        resolved, option = Path(os.path.realpath(place)), f"--{name.replace('_', '-')}"
+    for name, output in outputs.items():
+        resolved, option = Path(os.path.realpath(output)), f"--{name.replace('_', '-')}"
         for other, other_name in used.items():
             if resolved.is_relative_to(other) or other.is_relative_to(resolved):
-                raise ArtifactError(f"{place}: overlaps the directory of {other_name}; give {name} another {option}")
+                raise ArtifactError(f"{output}: overlaps the directory of {other_name}; give {name} another {option}")
         if Path.cwd().is_relative_to(resolved):
             foreign = "the working directory is inside"
         else:
-            foreign = foreign_content(Path(place), KINDS[name])
+            foreign = foreign_content(Path(output), KINDS[name])
         if foreign:
-            raise ArtifactError(f"{place}: refusing to overwrite: {foreign}; choose another {option}, or move it away")
+            raise ArtifactError(f"{output}: refusing to overwrite: {foreign}; choose another {option}, or move it away")
         used[resolved] = name
 
 
-def foreign_content(place: Path, kind: str) -> str:
+def foreign_content(path: Path, kind: str) -> str:
     """Return why a directory may contain files that ramen did not write, as a phrase; "" if it does not.
 
     ramen may replace a missing or empty directory, and an artifact of the kind (even half deleted) whose remaining
     files are listed in its manifest. Of a link, only the link itself is replaced.
 
     Args:
-        place: path of the new artifact.
+        path: directory of the new artifact.
         kind: a value of `KINDS`.
     """
     try:
-        if place.is_symlink():
-            if not place.exists():
-                return f"it is a link to {place.readlink()}, which is missing"
-            _load_manifest(place, kind, "")
+        if path.is_symlink():
+            if not path.exists():
+                return f"it is a link to {path.readlink()}, which is missing"
+            _load_manifest(path, kind, "")
             return ""
-        if not place.exists():
+        if not path.exists():
             return ""
-        if not place.is_dir():
+        if not path.is_dir():
             return "it is a file"
-        if not any(place.iterdir()):
+        if not any(path.iterdir()):
             return ""
-        if not (place / MANIFEST).exists():
+        if not (path / MANIFEST).exists():
             return f"it was not written by ramen (no {MANIFEST})"
-        files = _load_manifest(place, kind, "")["files"]
-        for name, file in _walk_files(place):
+        files = _load_manifest(path, kind, "")["files"]
+        for name, file in _walk_files(path):
             if name != MANIFEST and name not in files:
                 return f"{shown(name)} is not listed in its {MANIFEST}"
             if name in files and file.exists() and not is_as_listed(file, files[name]):
                 return f"{name} differs from its {MANIFEST}"
     except ArtifactError as error:
-        why = str(error).rstrip("; ").removeprefix(f"{place / MANIFEST}: ").removeprefix(f"{place}: ")
+        why = str(error).rstrip("; ").removeprefix(f"{path / MANIFEST}: ").removeprefix(f"{path}: ")
         return f"it is not a {kind} that ramen wrote ({MANIFEST}: {why})"
     except OSError as error:
         return f"it cannot be read ({describe_os_error(error)})"
@@ -335,20 +335,20 @@ def is_as_listed(file: Path, facts: Mapping[str, Any]) -> bool:
     return bool(facts["bytes"] > HASHED_BYTES) or sha256(file) == facts["sha256"]
 
 
-def delete_artifact(place: Path, kind: str) -> bool:
+def delete_artifact(path: Path, kind: str) -> bool:
     """Delete an artifact, or nothing (returns False) if it contains anything that ramen did not write.
 
     The manifest is deleted last: an artifact that a kill left half deleted is still recognised.
     """
-    if place.is_symlink() or foreign_content(place, kind):
+    if path.is_symlink() or foreign_content(path, kind):
         return False
-    if not place.is_dir():
+    if not path.is_dir():
         return True
-    for name, file in _walk_files(place):
+    for name, file in _walk_files(path):
         if name != MANIFEST:
             file.unlink(missing_ok=True)
-    (place / MANIFEST).unlink(missing_ok=True)
-    for root, _, _ in os.walk(place, topdown=False):
+    (path / MANIFEST).unlink(missing_ok=True)
+    for root, _, _ in os.walk(path, topdown=False):
         with suppress(OSError):  # a file was added in the meantime
             Path(root).rmdir()
     return True

@@ -33,12 +33,8 @@ from ramen.files import read_json, sha256
 from ramen.stages import STAGES
 from ramen.workdir import inputs_in_use
 
-LEFT_BY_RUNNER = {"scalars", "report", "executor_output.json"}
-"""Files of Kubeflow's local runner next to a stage's artifacts."""
-RECORDS = LEFT_BY_RUNNER | {"metrics.json", "seconds.json"}
-"""Files of the runner or of a study next to a stage's artifacts."""
-
-
+RECORDS = {"scalars", "report", "executor_output.json", "metrics.json", "seconds.json"}
+"""Files of Kubeflow's local runner or of a study next to a stage's artifacts."""
 _CacheEntry = dict[str, dict[str, Any]]
 """Entry of the runner's cache: output -> facts about it."""
 
@@ -100,10 +96,10 @@ def delete(removals: Sequence[Removal], runs: Path) -> None:
             shutil.rmtree(removal.path)
         elif removal.path.is_dir():
             # first the cache entries: if this process is killed, none may refer to half a result
-            place = f"{removal.path.absolute()}/"
+            prefix = f"{removal.path.absolute()}/"
             for entry in filter(Path.is_file, runs.glob("cache/*.json")):
                 text = entry.read_bytes()
-                if os.fsencode(place) in text or json.dumps(place)[1:-1].encode() in text:
+                if os.fsencode(prefix) in text or json.dumps(prefix)[1:-1].encode() in text:
                     entry.unlink(missing_ok=True)
             _delete_result(removal.path)
             if removal.path.parent.parent == runs:
@@ -115,13 +111,13 @@ def delete(removals: Sequence[Removal], runs: Path) -> None:
 
 def _delete_result(result: Path) -> None:
     """Delete what the stage and the runner wrote; files added in the meantime stay."""
-    for place in list(result.iterdir()):
-        if place.name in STAGES[_stage_of(result)].writes:
-            delete_artifact(place, KINDS[place.name])
-        elif _is_draft(place):
-            shutil.rmtree(place)
-        elif place.name in RECORDS and place.is_file():
-            place.unlink()
+    for path in list(result.iterdir()):
+        if path.name in STAGES[_stage_of(result)].writes:
+            delete_artifact(path, KINDS[path.name])
+        elif _is_draft(path):
+            shutil.rmtree(path)
+        elif path.name in RECORDS and path.is_file():
+            path.unlink()
     with suppress(OSError):
         result.rmdir()
 
@@ -140,8 +136,8 @@ def forget_result(runs: Path, error: str) -> str:
     for entry in runs.glob("cache/*.json"):
         with suppress(ArtifactError):
             for name, facts in read_json(entry, _CacheEntry).items():
-                place = str(facts.get("uri", ""))
-                if place and (f"{place}: " in error or f"{place}/" in error):
+                uri = str(facts.get("uri", ""))
+                if uri and (f"{uri}: " in error or f"{uri}/" in error):
                     entry.unlink(missing_ok=True)
                     stage = next((each.name for each in STAGES.values() if name in each.writes), stage)
     return stage
@@ -152,10 +148,10 @@ def _stage_of(result: Path) -> str:
     return result.name if result.name in STAGES else result.name.rpartition("-")[0]
 
 
-def _is_draft(place: Path) -> bool:
+def _is_draft(path: Path) -> bool:
     """Whether a folder is a draft of an artifact."""
-    has_draft_name = place.name.startswith(".") and place.suffix == ".tmp"
-    return has_draft_name and not place.is_symlink() and (place / DRAFT_MARKER).is_file()
+    has_draft_name = path.name.startswith(".") and path.suffix == ".tmp"
+    return has_draft_name and not path.is_symlink() and (path / DRAFT_MARKER).is_file()
 
 
 def _is_result(path: Path, stage: str = "") -> bool:

@@ -163,7 +163,7 @@ def adopt(pointers: Iterable[Pointer], folder: Path) -> list[Path]:
     from dvc.exceptions import NotDvcRepoError
     from dvc.repo import Repo
 
-    existing = next((place for place in (folder, *folder.absolute().parents) if place.is_dir()), Path())
+    existing = next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path())
     try:
         repo = Repo(Repo.find_root(str(existing)))
     except NotDvcRepoError:

@@ -40,20 +40,20 @@ _TEMPORARY_NAME = re.compile(r"(?<=/)\.([^/]+)\.\w{8}(?:\.tmp)?(?=[/'\"]|$)")
 # --- file system: permissions, space, errors --------------------------------------------------------------------
 
 
-def check_writable(place: Path, what: str = "", remedy: str = "choose another path") -> None:
+def check_writable(path: Path, what: str = "", remedy: str = "choose another path") -> None:
     """Raise an error if a file or directory cannot be created at a path; tried in the nearest existing folder.
 
     Args:
-        place: the path; existing content is not touched.
+        path: the path; existing content is not touched.
         what: start of the message, such as an option's name and a space.
         remedy: end of the message.
 
     Raises:
         ArtifactError: the path cannot be written; the message gives the reason.
     """
-    parent = next((folder for folder in place.absolute().parents if os.path.lexists(folder)), Path("/"))
+    parent = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), Path("/"))
     try:
-        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in place.parts):
+        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.parts):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         if not parent.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{parent} is not a directory")
@@ -61,7 +61,7 @@ def check_writable(place: Path, what: str = "", remedy: str = "choose another pa
             pass
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ArtifactError(f"{what}{place}: cannot be written ({reason}); {remedy}") from None
+        raise ArtifactError(f"{what}{path}: cannot be written ({reason}); {remedy}") from None
 
 
 def check_room(needed: Mapping[Path, int]) -> None:
@@ -74,10 +74,8 @@ def check_room(needed: Mapping[Path, int]) -> None:
         ArtifactError: a disk has less free space than its outputs need.
     """
     needed_by_disk: dict[int, tuple[Path, int]] = {}
-    for place, size in needed.items():
-        folder = next(
-            (folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists()), Path("/")
-        )
+    for path, size in needed.items():
+        folder = next((folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()), Path("/"))
         device = folder.stat().st_dev
         first_folder, total = needed_by_disk.get(device, (folder, 0))
         needed_by_disk[device] = (first_folder, total + size)

@@ -334,22 +334,22 @@ def run_stage(
     return metrics
 
 
-def preflight(names: Iterable[str], sections: Mapping[str, Any], places: Iterable[str | os.PathLike[str]]) -> None:
+def preflight(names: Iterable[str], sections: Mapping[str, Any], outputs: Iterable[str | os.PathLike[str]]) -> None:
     """Check disk space, permissions and the stages' own checks before anything trains.
 
     Args:
         names: keys of `STAGES`.
         sections: section name -> validated section, all that the stages read.
-        places: directories that will be written.
+        outputs: directories that will be written.
 
     Raises:
         RamenError: a stage would fail later; nothing was changed.
     """
     names = list(names)
     work = work_root() / "task"
-    needed = {Path(place): MIN_FREE_BYTES for place in places}
-    for place in needed:
-        check_writable(place)
+    needed = {Path(path): MIN_FREE_BYTES for path in outputs}
+    for path in needed:
+        check_writable(path)
     check_writable(work, remedy=f"set {WORK_ENV} to another directory")
     if copies := sum(STAGES[name].copies for name in names):
         from ramen.encoder.checks import encoder_bytes
@@ -372,7 +372,7 @@ def _reported_io_errors(name: str, outputs: Mapping[str, str | os.PathLike[str]]
     except Exception as error:
         if not (reason := failed_io(error)):
             raise
-        has_path = getattr(error, "filename", None) or any(f"{Path(place)}" in reason for place in outputs.values())
+        has_path = getattr(error, "filename", None) or any(f"{Path(path)}" in reason for path in outputs.values())
         where = "" if has_path else f"{', '.join(map(str, outputs.values()))}: "
         raise ArtifactError(f"{where}{reason} (stage {name}); no output was changed") from error
 

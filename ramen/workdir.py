@@ -99,16 +99,16 @@ def record_task(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str |
     Raises:
         ArtifactError: it has: a knob, the data or the code changed after the checkpoint was written.
     """
-    places = {name: str(Path(place).absolute()) for name, place in outputs.items()}
+    output_paths = {name: str(Path(path).absolute()) for name, path in outputs.items()}
     for file in sorted(work.parent.glob(f"{task['stage']}-*/{TASK_FILE}")):
         other = read_task(file)  # a damaged task blocks no other
-        if other and file.parent != work and other.get("outputs") == places and _has_checkpoint(file.parent):
+        if other and file.parent != work and other.get("outputs") == output_paths and _has_checkpoint(file.parent):
             raise ArtifactError(
                 f"{task['stage']}: an interrupted run with the same output left a checkpoint in {file.parent}, but "
                 f"{'; '.join(differences(other, task))}; undo the change to resume it, or start from scratch: "
                 f"rm -r {file.parent}"
             )
-    write_json(work / TASK_FILE, {**task, "outputs": places})
+    write_json(work / TASK_FILE, {**task, "outputs": output_paths})
 
 
 def remove_if_empty(work: Path) -> None:

@@ -54,7 +54,8 @@ def test_code_paths_of_a_stage_include_its_module(stage: Stage) -> None:
 
 
 NOT_IN_RESULTS = (
-    "__init__.py", "console.py", "deadline.py", "errors.py", "processes.py", "provenance.py", "redaction.py", "signals.py", "tracking",
+    "__init__.py", "console.py", "deadline.py", "errors.py", "processes.py", "provenance.py",
+    "redaction.py", "signals.py", "tracking",
 )  # fmt: skip
 """Code that runs and records a stage without effect on its results."""
 
