@@ -105,7 +105,7 @@ def record_task(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str |
         if other and file.parent != work and other.get("outputs") == output_paths and _has_checkpoint(file.parent):
             raise ArtifactError(
                 f"{task['stage']}: an interrupted run with the same output left a checkpoint in {file.parent}, but "
-                f"{'; '.join(differences(other, task))}; undo the change to resume it, or start from scratch: "
+                f"{'; '.join(differences(other, task))}; undo the change to resume it, or delete it to start over: "
                 f"rm -r {file.parent}"
             )
     write_json(work / TASK_FILE, {**task, "outputs": output_paths})

@@ -205,7 +205,7 @@ def test_checkpoint_with_incomplete_checksums_is_damaged(sums: str, tmp_path: Pa
     checkpoints.save(model, optimizer, TrainingState())
     (folder,) = checkpoints._all()
     (folder / SUMS_FILE).write_text(sums)
-    with pytest.raises(ArtifactError, match=f"{SUMS_FILE}.*nor is there an older one; start afresh: rm -r"):
+    with pytest.raises(ArtifactError, match=f"{SUMS_FILE}.*there is no older one; delete it to start over: rm -r"):
         checkpoints.load(model, optimizer)
 
 

@@ -166,10 +166,10 @@ def test_a_changed_knob_under_a_checkpoint_is_refused(
     sections = changed(training=EVERY_STEP)
     sections[section] = {**sections[section], **values}
     with pytest.raises(
-        ArtifactError, match=rf"{said}; undo the change to resume it, or start from scratch: rm -r (\S+)$"
+        ArtifactError, match=rf"{said}; undo the change to resume it, or delete it to start over: rm -r (\S+)$"
     ) as caught:
         warm(interrupted, tmp_path, sections)
-    subprocess.run(str(caught.value).rpartition("start from scratch: ")[2].split(), check=True)
+    subprocess.run(str(caught.value).rpartition("start over: ")[2].split(), check=True)
     warm(interrupted, tmp_path, sections)
 
 
