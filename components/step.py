@@ -12,11 +12,13 @@ from typing import Any, cast
 
 from components.resources import MLFLOW_SECRET, NAMESPACE_ENV
 from components.trainjob import nodes, run_job
-from ramen.artifacts import failed_io, open_artifact, write_json
+from ramen.artifacts import open_artifact
 from ramen.config import DataConfig, parse_section
+from ramen.console import warn
 from ramen.data import sources
 from ramen.dvc_pointers import push_outputs
-from ramen.errors import Interrupted, RamenError, error_lines, warn
+from ramen.errors import Interrupted, RamenError, error_lines
+from ramen.files import failed_io, write_json
 from ramen.stages import STAGES, run_stage
 from ramen.tracking import SWITCH_ENV, open_tracker, tracking_is_off
 

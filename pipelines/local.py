@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,10 +19,12 @@ import psutil
 
 from components.step import EXIT_LINE
 from pipelines.ramen import Outputs, build
-from ramen.artifacts import apply_umask, read_json
 from ramen.cleanup import forget_result
 from ramen.config import Config
-from ramen.errors import ERROR, Interrupted, RamenError, warn
+from ramen.console import warn
+from ramen.errors import ERROR, Interrupted, RamenError
+from ramen.files import apply_umask, read_json
+from ramen.processes import environment
 from ramen.provenance import ARM_ENV
 from ramen.signals import on_interrupt
 from ramen.stages import STAGES, record_cached
@@ -63,7 +65,7 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
         cache_root=str(store / "cache"),
     )  # fmt: skip
     console = Console(sys.stderr)
-    with _environment({ARM_ENV: arm}), console.attached(), warnings.catch_warnings():
+    with environment({ARM_ENV: arm}), console.attached(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             pipeline = build(settings, versions(settings), retry=False)
@@ -143,20 +145,6 @@ def _link(place: Path, target: Path) -> Path:
     beside.symlink_to(os.path.relpath(target, place.parent.absolute()))
     beside.replace(place)
     return place
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
 
 
 class Console(io.TextIOBase):

@@ -329,4 +329,4 @@ def test_unreadable_dvc_file_is_skipped_with_a_warning(
     assert provenance()["dvc.data"] == "0123abcd"
     Path("data.dvc").write_text("a: &a [*a]\n")
     assert "dvc.data" not in provenance()
-    assert capsys.readouterr().err.startswith("warning: data.dvc:1: not valid YAML (an alias stands inside")
+    assert capsys.readouterr().err.startswith("warning: data.dvc:1: not valid YAML (an alias contains itself")

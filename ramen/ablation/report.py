@@ -10,10 +10,10 @@ from ramen.ablation.published import published
 from ramen.ablation.run import Outcome
 from ramen.ablation.study import Study
 from ramen.ablation.summary import Summary, summarise
-from ramen.artifacts import check_writable, replacing, write_text
 from ramen.errors import ConfigError
 from ramen.evaluation.figures import png, study_figure
 from ramen.evaluation.metrics import ENCODER
+from ramen.files import check_writable, replacing, write_text
 
 COLUMNS = {
     "P@1": "p_at_1",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramen.ablation.cache import CachedResult, content_key, run_cached_stage
+from ramen.ablation.cache import CachedResult, run_cached_stage
 from ramen.ablation.study import Row, Study
 from ramen.artifacts import drafts, open_artifact
 from ramen.config import Config, to_yaml
@@ -19,6 +19,7 @@ from ramen.peers import PEERS, Task
 from ramen.signals import on_interrupt
 from ramen.stages import STAGES, preflight
 from ramen.tracking import open_tracker, start_pipeline_run
+from ramen.workdir import stage_key
 
 CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row; nothing is published."""
@@ -166,7 +167,8 @@ def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Ou
     limit = round(seconds, 1) if peer.timed else 0.0
     stage = dataclasses.replace(STAGES["evaluate"], reads=("dataset",), sections=peer.sections, code=PEER_CODE)
     version = stage.cache_version(config)
-    folder = cache / f"peer-{name}-{content_key([version, sections, dataset.digest, limit])}"
+    key = stage_key(f"peer-{name}", sections, {"dataset": dataset.digest, "seconds": limit}, version)
+    folder = cache / f"peer-{name}-{key}"
     if result := CachedResult.find(folder, ("evaluation",)):
         with open_tracker("peer", {"ramen.cached": "true"}) as track:
             track.headline(result.metrics)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.errors import ConfigError, nearest, not_a_file, shown, warn
+from ramen.console import warn
+from ramen.errors import ConfigError, nearest, not_a_file, shown
 from ramen.yamlfile import read_yaml
 
 if TYPE_CHECKING:

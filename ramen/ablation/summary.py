@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.ablation.run import Outcome
-from ramen.artifacts import reading
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import ENCODER
 from ramen.evaluation.per_document import from_evaluation
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS
 from ramen.evaluation.quantiles import MISSED_DEPTHS
 from ramen.evaluation.uncertainty import PerDocument, standard_error
+from ramen.files import reading
 
 
 @dataclass(frozen=True)

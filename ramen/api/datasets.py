@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ramen.artifacts import MANIFEST, drafts, open_artifact
 from ramen.config import DataConfig, parse_section
+from ramen.console import warn
 from ramen.data import in_memory, sources
 from ramen.data.dataset import Dataset
 from ramen.data.filters import apply_filter_rule, choose_identity, match_items
 from ramen.data.in_memory import is_frame
 from ramen.data.statistics import count_items
 from ramen.data.subset import hide_labels
-from ramen.errors import ConfigError, DataError, Defect, warn
+from ramen.errors import ConfigError, DataError, Defect
 
 if TYPE_CHECKING:
     import pandas as pd

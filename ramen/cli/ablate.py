@@ -10,7 +10,8 @@ import click
 
 from ramen.cli import tables
 from ramen.cli.common import PATH, config_options, require_config, show_progress
-from ramen.errors import ConfigError, warn
+from ramen.console import warn
+from ramen.errors import ConfigError
 
 if TYPE_CHECKING:
     from ramen.ablation.study import Row, Study

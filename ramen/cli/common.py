@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramen.artifacts import failed_io
 from ramen.errors import CONTROL, ConfigError, Interrupted, RamenError, error_lines, lone_surrogate, printable, shown
+from ramen.files import failed_io
 from ramen.redaction import RedactingFilter
 from ramen.tracking import is_store_error, store_error
 

@@ -82,8 +82,8 @@ def config(resolve: Callable[..., Config], all_knobs: bool, output: Path | None)
       ramen config --preset demo -o params.yaml
       ramen config --all --set training.epochs=5
     """
-    from ramen.artifacts import write_text
     from ramen.config import to_yaml
+    from ramen.files import write_text
 
     text = to_yaml(resolve(), all_knobs=all_knobs)
     if output is None:

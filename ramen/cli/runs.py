@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramen.artifacts import read_json
 from ramen.cli import comparison, tables
 from ramen.cli.common import PATH, config_options, require_config, show_progress
 from ramen.errors import RamenError
+from ramen.files import read_json
 from ramen.stages import STAGES, preflight
 
 if TYPE_CHECKING:

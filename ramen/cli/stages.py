@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramen.artifacts import check_writable, write_text
 from ramen.cli import tables
 from ramen.cli.common import PATH, config_options, show_progress
 from ramen.errors import ConfigError
+from ramen.files import check_writable, write_text
 from ramen.processes import rank
 from ramen.stages import Stage, default_path, run_stage
 

@@ -12,18 +12,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import (
-    RERUN,
-    listed_files,
-    read_array,
-    read_csr,
-    read_texts,
-    read_titles,
-    write_csr,
-    write_texts,
-)
+from ramen.artifacts import listed_files
 from ramen.data.sparse import without
 from ramen.errors import ArtifactError
+from ramen.files import RERUN, read_array, read_csr, read_texts, read_titles, write_csr, write_texts
 
 PLACEHOLDER = "[EMPTY]"
 """Replaces an empty text of a document or label, so that pooling has at least one token."""

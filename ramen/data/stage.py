@@ -7,13 +7,15 @@ import sys
 from dataclasses import asdict
 
 from ramen import config
-from ramen.artifacts import Draft, write_text
+from ramen.artifacts import Draft
+from ramen.console import warn
 from ramen.data import sources
 from ramen.data.filters import apply_filter_rule
 from ramen.data.statistics import compute_statistics, count_items, summary_metrics
 from ramen.data.subset import hide_labels
 from ramen.data.validation import validate
-from ramen.errors import DataError, warn
+from ramen.errors import DataError
+from ramen.files import write_text
 from ramen.tracking import Tracker
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ramen.artifacts import read_json
 from ramen.errors import ArtifactError, RamenError, shown
+from ramen.files import read_json
 
 if TYPE_CHECKING:  # checking files must not import torch
     from ramen.encoder.model import SentenceEncoder

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from ramen.artifacts import RERUN, read_tensors
 from ramen.encoder.model import SentenceEncoder
 from ramen.errors import ArtifactError
+from ramen.files import RERUN, read_tensors
 
 OFFSETS_FILE = "label_offsets.safetensors"
 CONTEXT_FILE = "label_context.safetensors"

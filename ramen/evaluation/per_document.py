@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from pydantic import FiniteFloat
 
-from ramen.artifacts import checked, read_json
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import Ints, document_weights, inverse_propensity, metrics_by_document
 from ramen.evaluation.predictions import PREDICTIONS, read_labels
 from ramen.evaluation.quantiles import head_torso_tail
 from ramen.evaluation.uncertainty import PerDocument
+from ramen.files import checked, read_json
 
 
 def from_ranking(

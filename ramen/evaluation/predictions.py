@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen.artifacts import reading
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import DEPTH, Ints
+from ramen.files import reading
 
 PREDICTIONS, ENCODER_PREDICTIONS = "predictions.parquet", "encoder_predictions.parquet"
 """Rankings by the full model; by the encoder only, written if the model has label context or classifiers."""

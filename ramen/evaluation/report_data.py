@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from ramen import config
-from ramen.artifacts import Artifact, checked, read_json, reading
+from ramen.artifacts import Artifact
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import PEER, Ints
 from ramen.evaluation.predictions import PREDICTIONS, Ranking
@@ -20,6 +20,7 @@ from ramen.evaluation.quantiles import QUANTILES
 from ramen.evaluation.report import GraphSize, Report, Sample, SampleLabel
 from ramen.evaluation.tables import Measurements, count_unlabelled
 from ramen.evaluation.uncertainty import GAIN, GAIN_SE, Gain
+from ramen.files import checked, read_json, reading
 from ramen.graph.metadata import read_graphs
 from ramen.retrieval import RETRIEVED
 

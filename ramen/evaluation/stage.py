@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen import config
-from ramen.artifacts import Artifact, Draft, open_artifact, write_text
+from ramen.artifacts import Artifact, Draft, open_artifact
+from ramen.console import warn
 from ramen.data.dataset import Dataset
 from ramen.encoder.label_vectors import encode_labels, fused_labels, has_more
 from ramen.encoder.loading import load_trained
-from ramen.errors import ArtifactError, DataError, Defect, RamenError, warn
+from ramen.errors import ArtifactError, DataError, Defect, RamenError
 from ramen.evaluation.figures import png
 from ramen.evaluation.metrics import DEPTH, ENCODER, PEER, REPORTED, apply_filter
 from ramen.evaluation.metrics import evaluate as compute_metrics
@@ -23,6 +24,7 @@ from ramen.evaluation.report import Report, make_figures, render
 from ramen.evaluation.report_data import build_report
 from ramen.evaluation.tables import counts, measure_ranking, write_tables
 from ramen.evaluation.uncertainty import PER_DOCUMENT, flat_gains, paired_gains
+from ramen.files import write_text
 from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges
 from ramen.peers import PEERS, Task
 from ramen.peers.evaluation import rank_test_documents

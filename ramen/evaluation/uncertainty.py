@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen.artifacts import checked, reading
+from ramen.files import checked, reading
 
 Floats = NDArray[np.float64]
 

@@ -12,9 +12,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import RERUN, edges_of, listed_files, read_arrays
+from ramen.artifacts import listed_files
 from ramen.config import Sampling
 from ramen.errors import ArtifactError
+from ramen.files import RERUN, edges_of, read_arrays
 
 
 class Side(StrEnum):

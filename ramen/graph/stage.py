@@ -6,8 +6,8 @@ import sys
 
 from ramen.artifacts import Artifact, Draft
 from ramen.config import WalkConfig
+from ramen.console import warn
 from ramen.data.dataset import Dataset
-from ramen.errors import warn
 from ramen.graph.build import build_set
 from ramen.graph.metadata import Graph, Side, write_graphs
 from ramen.tracking import Tracker

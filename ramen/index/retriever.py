@@ -17,19 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.artifacts import (
-    checked,
-    is_inside,
-    manifest_forms,
-    read_json,
-    read_texts,
-    sha256,
-    shown,
-    write_text,
-    write_texts,
-)
+from ramen.artifacts import is_inside, manifest_forms
 from ramen.config import EncoderConfig
 from ramen.errors import ArtifactError, RamenError
+from ramen.files import checked, read_json, read_texts, sha256, shown, write_text, write_texts
 from ramen.index.build import read_index, write_index
 
 FORMAT = 1

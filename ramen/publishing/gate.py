@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramen.config import IndexConfig
-from ramen.errors import GateRefused, RamenError, reason, warn
+from ramen.console import warn
+from ramen.errors import GateRefused, RamenError, reason
 from ramen.publishing.holdout_comparison import Ask, HoldoutComparison
 from ramen.publishing.registry import connect, load_version, parse_version, plain_errors, resolve_version
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from ramen.artifacts import reading
 from ramen.errors import RamenError, shown
+from ramen.files import reading
 from ramen.index.retriever import Retriever
 from ramen.tracking import environment_defaults, plain_errors, registry_uri, require_store, tracking_uri
 from ramen.tracking.retries import OFFLINE_RETRIES

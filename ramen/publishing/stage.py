@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from ramen import config
-from ramen.artifacts import Artifact, Draft, read_json, write_text
+from ramen.artifacts import Artifact, Draft
 from ramen.data.dataset import Texts
 from ramen.errors import ConfigError, RamenError, nearest
+from ramen.files import read_json, write_text
 from ramen.index.build import ann_recall, build_index, tune_nprobe
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
 from ramen.index.statistics import RECALL_DEPTH, index_facts, measure_latency, sample_evenly, total_bytes, version_tags

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.artifacts import read_texts
 from ramen.config import IndexConfig
 from ramen.data.text_files import read_text_rows, text_lines
 from ramen.errors import DataError, Defect, RamenError
+from ramen.files import read_texts
 from ramen.index.build import ann_recall, stored_vectors, update_index
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
 from ramen.index.statistics import RECALL_DEPTH, measure_latency, sample_evenly, total_bytes, version_tags

@@ -24,7 +24,8 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
 
-from ramen.errors import RamenError, warn
+from ramen.console import warn
+from ramen.errors import RamenError
 from ramen.index.request_batching import RequestBatcher
 from ramen.index.retriever import DEFAULT_K, MAX_LABELS
 from ramen.publishing.registry import UnknownVersion, load_version, resolve_version, version_number, versions

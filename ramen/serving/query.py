@@ -12,9 +12,9 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from ramen.artifacts import replacing
 from ramen.data.text_files import TABLES, read_text_rows, text_lines
 from ramen.errors import DataError, Defect, RamenError
+from ramen.files import replacing
 from ramen.index.retriever import DEFAULT_K, Hit
 
 BLOCK = 4096

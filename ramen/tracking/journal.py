@@ -27,8 +27,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ramen.artifacts import checked, is_inside, read_json, reading, write_json
-from ramen.errors import ArtifactError, reason, warn
+from ramen.artifacts import is_inside
+from ramen.console import warn
+from ramen.errors import ArtifactError, reason
+from ramen.files import checked, read_json, reading, write_json
 from ramen.redaction import redact_values
 from ramen.tracking.retries import OFFLINE_RETRIES, ONLINE_RETRIES, environment_defaults
 

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramen.errors import ArtifactError, warn
-from ramen.processes import rank
+from ramen.console import warn
+from ramen.errors import ArtifactError
+from ramen.processes import environment, rank
 from ramen.provenance import provenance
 from ramen.redaction import redact
 from ramen.tracking.journal import Journal, find_journals, journals_folder
@@ -103,22 +104,14 @@ def start_pipeline_run(
         return
     with Store.session() as store:
         run_id = store.create_run(name, None, provenance() | {PIPELINE_TAG: "true"} | dict(tags or {}))
-        before = os.environ.get(PARENT_ENV)
-        os.environ[PARENT_ENV] = run_id
-        try:
-            with store.end_with_body(run_id):
-                tracker = MlflowTracker(store, run_id, None)
-                tracker.params(flat_params(sections or {}))
-                with tempfile.TemporaryDirectory() as scratch:
-                    file = Path(scratch) / "config.yaml"
-                    file.write_text(redact(config_yaml), encoding="utf-8")
-                    tracker.artifact(file)
-                yield run_id
-        finally:
-            if before is None:
-                del os.environ[PARENT_ENV]
-            else:
-                os.environ[PARENT_ENV] = before
+        with environment({PARENT_ENV: run_id}), store.end_with_body(run_id):
+            tracker = MlflowTracker(store, run_id, None)
+            tracker.params(flat_params(sections or {}))
+            with tempfile.TemporaryDirectory() as scratch:
+                file = Path(scratch) / "config.yaml"
+                file.write_text(redact(config_yaml), encoding="utf-8")
+                tracker.artifact(file)
+            yield run_id
 
 
 def flat_params(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

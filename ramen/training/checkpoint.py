@@ -21,17 +21,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ramen.artifacts import (
-    checked,
-    failed_io,
-    flush,
-    read_arrays,
-    read_json,
-    reading,
-    sha256,
-    write_text,
-)
-from ramen.errors import ArtifactError, warn
+from ramen.console import warn
+from ramen.errors import ArtifactError
+from ramen.files import checked, failed_io, flush, read_arrays, read_json, reading, sha256, write_text
 from ramen.workdir import TASK_FILE, differences, read_task
 
 KEEP = 2

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from ramen.artifacts import Artifact, Draft, read_arrays, read_json, reading, write_json
+from ramen.artifacts import Artifact, Draft
 from ramen.config import Section
 from ramen.encoder.label_vectors import OFFSETS_FILE, read_offsets, write_offsets
 from ramen.errors import ConfigError
+from ramen.files import read_arrays, read_json, reading, write_json
 from ramen.tracking import flat_params
 from ramen.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from ramen.training.trainer import Trainer

@@ -17,10 +17,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import Artifact, Draft, read_array
+from ramen.artifacts import Artifact, Draft
 from ramen.config import Sampling
 from ramen.data.dataset import Dataset, Texts
 from ramen.errors import ConfigError
+from ramen.files import read_array
 from ramen.graph.cleaning import anchors_of, remove_pairs
 from ramen.graph.metadata import Graphs, Side, drawing_weights
 from ramen.objective.guidance import Oracle

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.config import ObjectiveConfig, PruningConfig
-from ramen.errors import warn
+from ramen.console import warn
 from ramen.graph.metadata import Graph, Graphs, Side, drawing_weights
 from ramen.graph.pruning import IndexedVectors, drawable_edges, edge_cosines, isolated_share, random_cosines
 from ramen.sampling import keyed_rng

@@ -23,11 +23,12 @@ from ramen.config import (
     Section,
     TrainingConfig,
 )
+from ramen.console import warn
 from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
-from ramen.errors import ConfigError, DataError, Defect, warn
+from ramen.errors import ConfigError, DataError, Defect
 from ramen.graph.metadata import Side
 from ramen.objective.bandit import Bandit
 from ramen.objective.guidance import TERMS, Guidance, Oracle

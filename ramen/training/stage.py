@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramen.artifacts import Artifact, Draft, write_json
+from ramen.artifacts import Artifact, Draft
 from ramen.config import (
     BanditConfig,
     BaseConfig,
@@ -15,6 +15,7 @@ from ramen.config import (
 )
 from ramen.encoder.label_vectors import with_context, write_classifier, write_context
 from ramen.encoder.model_card import write_model_card
+from ramen.files import write_json
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
 from ramen.training.labels.classifier import train_classifiers

@@ -105,8 +105,11 @@ def test_a_file_in_the_place_of_a_folder(arguments: str, line: str, code: int, t
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (b"data:\n  path: caf\xe9\n", "error: p.yaml:2: not UTF-8 (byte 0xe9); save it as that"),
-        (b"training:\n  lr: 1.0e-4\n  epochs: 3\n  lr: 2.0e-4\n", "error: p.yaml:4: not valid YAML ('lr' comes twice)"),
+        (b"data:\n  path: caf\xe9\n", "error: p.yaml:2: not UTF-8 (byte 0xe9); save it as UTF-8"),
+        (
+            b"training:\n  lr: 1.0e-4\n  epochs: 3\n  lr: 2.0e-4\n",
+            "error: p.yaml:4: not valid YAML ('lr' appears twice)",
+        ),
         (b"training: [\n", "error: p.yaml:2: not valid YAML"),
     ],
 )

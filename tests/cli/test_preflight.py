@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ramen.artifacts import check_room, check_writable, drafts
+from ramen.artifacts import drafts
 from ramen.cli import cli
 from ramen.errors import ArtifactError
+from ramen.files import check_room, check_writable
 
 USAGE = namedtuple("USAGE", "total used free")
 
@@ -131,7 +132,9 @@ def test_output_that_a_knob_reads_is_not_replaced(here: Path) -> None:
             pass
     named = {"scoring.base": here / "evaluation"}
     with (
-        pytest.raises(ArtifactError, match="is the place of scoring.base too; give evaluation another --evaluation"),
+        pytest.raises(
+            ArtifactError, match="overlaps the directory of scoring.base; give evaluation another --evaluation"
+        ),
         drafts({"evaluation": here / "evaluation"}, sections={}, inputs={}, work=here / "work", named=named),
     ):
         pass

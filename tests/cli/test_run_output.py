@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ramen.artifacts import write_texts
 from ramen.cli import cli, runs, tables
 from ramen.config import Config, resolve
+from ramen.files import write_texts
 from ramen.publishing.registry import tracking_uri
 
 OURS = {"p_at_1": 40.0, "psp_at_5": 30.5, "head/p_at_1": 10.0, "torso/p_at_1": 12.0, "tail/p_at_1": 18.0}

@@ -47,7 +47,7 @@ def test_stages_are_those_of_the_table() -> None:
         artifacts = {dep.removeprefix("artifacts/") for dep in made["deps"] if dep.startswith("artifacts/")}
         assert artifacts == set(stage.reads)
         code = {dep.removeprefix("ramen/") for dep in made["deps"] if dep.startswith("ramen/")}
-        assert code == {*stage.code, "artifacts.py", "config", "stages.py", "yamlfile.py"}
+        assert code == {*stage.code, "artifacts.py", "config", "files.py", "stages.py", "yamlfile.py"}
     assert "${data.path}" in stages["ingest"]["deps"]
 
 

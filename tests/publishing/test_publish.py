@@ -16,12 +16,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ramen.artifacts import Artifact, drafts, open_artifact, write_texts
+from ramen.artifacts import Artifact, drafts, open_artifact
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.data.dataset import Dataset
 from ramen.encoder.label_vectors import encode_labels, fused_labels
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError, GateRefused, RamenError
+from ramen.files import write_texts
 from ramen.index.retriever import INDEX_FILE, Retriever
 from ramen.publishing import publish as publish_module
 from ramen.publishing.gate import gate, promote, rollback

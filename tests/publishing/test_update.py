@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from ramen.artifacts import Artifact, write_texts
+from ramen.artifacts import Artifact
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.encoder.loading import load_encoder
 from ramen.errors import DataError, RamenError
+from ramen.files import write_texts
 from ramen.index.build import ann_recall, build_index, update_index
 from ramen.index.retriever import write_retriever
 from ramen.publishing.publish import publish

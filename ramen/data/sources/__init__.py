@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ramen import config, errors
-from ramen.artifacts import sha256
+from ramen.files import sha256
 
 if TYPE_CHECKING:
     from ramen.data.dataset import Dataset

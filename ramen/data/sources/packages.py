@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ramen.artifacts import replacing
 from ramen.data.sources.lines import Defects, numbered_lines
 from ramen.errors import DataError, Defect, lone_surrogate, not_a_file, shown
+from ramen.files import replacing
 
 MIN_PACKAGES = 5_000
 """With fewer packages the machine's package lists count as missing (installed packages are always listed)."""
