@@ -18,9 +18,9 @@ from ramen.console import warn
 from ramen.data import sources
 from ramen.dvc_pointers import push_outputs
 from ramen.errors import Interrupted, RamenError, error_lines
-from ramen.files import failed_io, write_json
+from ramen.files import describe_io_error, write_json
 from ramen.stages import STAGES, run_stage
-from ramen.tracking import SWITCH_ENV, open_tracker, tracking_is_off
+from ramen.tracking import TRACKING_ENV, open_tracker, tracking_is_off
 
 EXIT_LINE = "exit code {}"
 """Last words of a failed step: KFP's local runner keeps the exit code to itself."""
@@ -60,7 +60,7 @@ def run_step(
             )
             push_outputs({name: paths[name] for name in table.writes}, track)
     except (RamenError, Interrupted, OSError) as error:
-        known = RamenError(failed_io(error)) if isinstance(error, OSError) else error
+        known = RamenError(describe_io_error(error)) if isinstance(error, OSError) else error
         if not str(known):
             raise
         said = [*error_lines(str(known)), EXIT_LINE.format(known.exit_code)]
@@ -81,7 +81,7 @@ def run_step(
 def _track_nowhere_but_in_a_store() -> None:
     """In a pod without MLflow's address, track nothing: a database of the pod's own would be lost with it."""
     if os.environ.get(NAMESPACE_ENV) and not os.environ.get("MLFLOW_TRACKING_URI") and not tracking_is_off():
-        os.environ[SWITCH_ENV] = "off"
+        os.environ[TRACKING_ENV] = "off"
         warn(
             f"no MLFLOW_TRACKING_URI in this pod (secret {MLFLOW_SECRET}): nothing is tracked, and publish-index "
             "will refuse to register a version unless index.model is empty"

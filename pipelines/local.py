@@ -19,10 +19,10 @@ import psutil
 
 from components.step import EXIT_LINE
 from pipelines.ramen import Outputs, build
-from ramen.cleanup import forget_result
+from ramen.cleanup import drop_cached_result
 from ramen.config import Config
 from ramen.console import warn
-from ramen.errors import ERROR, Interrupted, RamenError
+from ramen.errors import ERROR_PREFIX, Interrupted, RamenError
 from ramen.files import apply_umask, read_json
 from ramen.processes import environment
 from ramen.provenance import ARM_ENV
@@ -73,7 +73,7 @@ def run_local(settings: Config, out: Path, *, arm: str) -> dict[str, Path]:
                 finished = _run(pipeline, console)
             except RamenError as error:
                 text, _, remedy = str(error).rpartition("; ")
-                stage = forget_result(store, str(error)) if remedy.startswith("run ") else ""
+                stage = drop_cached_result(store, str(error)) if remedy.startswith("run ") else ""
                 if not stage:
                     raise
                 if "removed by `ramen gc`" not in text:
@@ -190,8 +190,8 @@ class Console(io.TextIOBase):
             self.record(found.group(1))
         elif self._streaming and (ended := _EXIT.fullmatch(line.strip())):
             self.exit_code = int(ended.group(1))
-        elif self._streaming and line.strip().startswith(ERROR):  # said at the end, by `failure`
-            self.refusals.append(line.strip().removeprefix(ERROR))
+        elif self._streaming and line.strip().startswith(ERROR_PREFIX):  # said at the end, by `failure`
+            self.refusals.append(line.strip().removeprefix(ERROR_PREFIX))
         elif self._streaming and line.strip() and not _EXECUTOR.match(line):
             self.recent = [*self.recent[-2:], line.strip()]
             if not self.stopped:

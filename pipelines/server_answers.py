@@ -14,7 +14,7 @@ from typing import Any
 
 import urllib3
 
-from ramen.deadline import call_within
+from ramen.deadline import call_with_timeout
 from ramen.errors import RamenError
 
 CONNECT_SECONDS, READ_SECONDS, ANSWER_SECONDS = 10.0, 30.0, 60.0
@@ -67,7 +67,7 @@ class CheckedPool:
             "redirect": False,  # a POST would arrive as a GET, and a login page is no answer
             "preload_content": False,
         }
-        answer: Answer = call_within(ANSWER_SECONDS, self._answer, method, url, **settings)
+        answer: Answer = call_with_timeout(ANSWER_SECONDS, self._answer, method, url, **settings)
         _check(answer)
         return answer
 

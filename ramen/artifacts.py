@@ -25,7 +25,16 @@ from typing import Annotated, Any
 
 from ramen.console import warn
 from ramen.errors import ArtifactError, StateRemoved
-from ramen.files import apply_umask, checked, describe_os_error, read_json, sha256, shown, temporary_path, write_json
+from ramen.files import (
+    apply_umask,
+    check_type,
+    describe_os_error,
+    read_json,
+    sha256,
+    shorten,
+    temporary_path,
+    write_json,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -148,27 +157,27 @@ def _load_manifest(path: Path, kind: str, remedy: str) -> dict[str, Any]:
     manifest: dict[str, Any] = read_json(file, remedy=remedy)
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT or isinstance(found, bool):
-        raise ArtifactError(f"{path}: format {shown(found)}, this version reads {FORMAT}; {remedy}")
+        raise ArtifactError(f"{path}: format {shorten(found)}, this version reads {FORMAT}; {remedy}")
     if manifest.get("kind") != kind:
-        raise ArtifactError(f"{path}: is a {shown(manifest.get('kind'))}, expected a {kind}")
-    for key, form in manifest_forms().items():
-        checked(manifest.get(key), form, f"{file}: {key}", remedy)
+        raise ArtifactError(f"{path}: is a {shorten(manifest.get('kind'))}, expected a {kind}")
+    for key, form in manifest_types().items():
+        check_type(manifest.get(key), form, f"{file}: {key}", remedy)
     if not manifest["files"] and kind != "graph":  # the graph of a dataset without anchor sets has no files
         raise ArtifactError(f"{file}: files: expected the artifact's files, found none; {remedy}")
     for name in manifest["files"]:
-        if not is_inside(name):
-            raise ArtifactError(f"{file}: files: {shown(name)} is not a path inside the artifact; {remedy}")
+        if not is_safe_relative_path(name):
+            raise ArtifactError(f"{file}: files: {shorten(name)} is not a path inside the artifact; {remedy}")
     return manifest
 
 
-def is_inside(name: str) -> bool:
+def is_safe_relative_path(name: str) -> bool:
     """Whether a file name from a manifest is a normalised relative path inside the artifact."""
     parts = name.split("/")
     return name != MANIFEST and "\0" not in name and not {"", ".", ".."} & set(parts)
 
 
 @functools.cache
-def manifest_forms() -> dict[str, Any]:
+def manifest_types() -> dict[str, Any]:
     """Return the type of each manifest key, for pydantic."""
     from pydantic import Field, StringConstraints
     from typing_extensions import TypedDict
@@ -184,7 +193,7 @@ def manifest_forms() -> dict[str, Any]:
     }
 
 
-def listed_files(path: Path) -> list[str]:
+def list_files(path: Path) -> list[str]:
     """Return the relative file names listed in an artifact's manifest; without a manifest, of all files present.
 
     Raises:
@@ -192,15 +201,15 @@ def listed_files(path: Path) -> list[str]:
     """
     if not (path / MANIFEST).exists():
         return sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-    manifest = checked(read_json(path / MANIFEST), dict[str, Any], str(path / MANIFEST))
-    return sorted(checked(manifest.get("files"), dict[str, Any], f"{path / MANIFEST}: files"))
+    manifest = check_type(read_json(path / MANIFEST), dict[str, Any], str(path / MANIFEST))
+    return sorted(check_type(manifest.get("files"), dict[str, Any], f"{path / MANIFEST}: files"))
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def drafts(
+def create_drafts(
     outputs: Mapping[str, str | os.PathLike[str]],
     *,
     sections: Mapping[str, Any],
@@ -305,7 +314,7 @@ def foreign_content(path: Path, kind: str) -> str:
         files = _load_manifest(path, kind, "")["files"]
         for name, file in _walk_files(path):
             if name != MANIFEST and name not in files:
-                return f"{shown(name)} is not listed in its {MANIFEST}"
+                return f"{shorten(name)} is not listed in its {MANIFEST}"
             if name in files and file.exists() and not is_as_listed(file, files[name]):
                 return f"{name} differs from its {MANIFEST}"
     except ArtifactError as error:

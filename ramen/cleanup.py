@@ -89,7 +89,7 @@ def find_unneeded(out: Path, runs: Path, studies: Path, *, unfinished: bool = Fa
     return removals + list(_training_state(kept, in_use))
 
 
-def delete(removals: Sequence[Removal], runs: Path) -> None:
+def delete_removals(removals: Sequence[Removal], runs: Path) -> None:
     """Delete what `find_unneeded` listed, and the cache entries that refer to it."""
     for removal in removals:
         if _is_draft(removal.path):
@@ -122,7 +122,7 @@ def _delete_result(result: Path) -> None:
         result.rmdir()
 
 
-def forget_result(runs: Path, error: str) -> str:
+def drop_cached_result(runs: Path, error: str) -> str:
     """Delete the cache entry of a result that an error reports as damaged or incomplete.
 
     Args:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 
-def call_within(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_with_timeout(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function in a daemon thread and return its result.
 
     The timeout of a socket restarts with every byte, so a server that sends one byte per second can hold a request for

@@ -20,7 +20,7 @@ import yaml
 
 from ramen.console import report, warn
 from ramen.errors import ConfigError, RamenError
-from ramen.redaction import without_credentials
+from ramen.redaction import strip_credentials
 from ramen.yamlfile import parse_yaml
 
 REMOTE_ENV = "RAMEN_DVC_REMOTE"
@@ -29,7 +29,7 @@ ENDPOINT_ENV = "AWS_ENDPOINT_URL"
 """Environment variable with the address of an S3-compatible store (MinIO); the AWS SDK reads it too."""
 DATA_ARTIFACTS = ("dataset", "graph", "pruned_graph")
 """Artifacts that are pushed; models and indexes belong to the model registry."""
-FOLDER = "dvc"
+POINTER_FOLDER = "dvc"
 """Folder of the pointers among the files of a tracked run."""
 REMOTE_NAME = "ramen-cluster"
 """Name of the remote that `adopt` adds if the repository has none with the same URL."""
@@ -62,8 +62,8 @@ class Pointer:
             {
                 "outs": [out],
                 "meta": {
-                    "remote": without_credentials(self.remote),
-                    "endpoint": without_credentials(self.endpoint),
+                    "remote": strip_credentials(self.remote),
+                    "endpoint": strip_credentials(self.endpoint),
                 },
             },
             sort_keys=False,
@@ -142,7 +142,7 @@ def push_outputs(paths: Mapping[str, Path], track: Any) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / f"{name}.dvc"
             file.write_text(pointer.to_yaml(), encoding="utf-8")
-            track.artifact(file, FOLDER)
+            track.artifact(file, POINTER_FOLDER)
         report(f"pushed {name} to {remote}: {pointer.files} files, {pointer.size:,} bytes")
 
 

@@ -25,11 +25,11 @@ from pathlib import Path
 
 from ramen.redaction import redact
 
-ERROR = "error: "
+ERROR_PREFIX = "error: "
 """Prefix of a printed error."""
 MAX_LINE = 1000
 """Characters of a line that are shown: a file may contain a value of megabytes."""
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Characters that no path or name may contain."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -61,7 +61,7 @@ def _path_first(match: re.Match[str]) -> str:
     return f"{match['path']}: {match['what']}" if match["path"] else match["what"]
 
 
-def shown(value: object, longest: int = 80) -> str:
+def short_repr(value: object, longest: int = 80) -> str:
     """Return a value as a Python literal, cut after `longest` characters."""
     try:
         text = repr(value)
@@ -70,7 +70,7 @@ def shown(value: object, longest: int = 80) -> str:
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
-def lone_surrogate(text: str) -> str:
+def find_lone_surrogate(text: str) -> str:
     """Return the first lone surrogate of a text as an escape, "" if there is none."""
     try:
         text.encode()
@@ -104,21 +104,21 @@ class Defect:
     Attributes:
         file: path as the user gave it.
         expected: what was expected, and what was found.
-        mend: what the user can do to fix it.
+        fix: what the user can do to fix it.
         line: line or row number, from 1.
         field: column, key or matrix name.
     """
 
     file: str
     expected: str
-    mend: str = ""
+    fix: str = ""
     line: int | None = None
     field: str | None = None
 
     def __str__(self) -> str:
         where = self.file + (f":{self.line}" if self.line is not None else "")
         where += f" [{self.field}]" if self.field else ""
-        return f"{where}: {self.expected}" + (f"; {self.mend}" if self.mend else "")
+        return f"{where}: {self.expected}" + (f"; {self.fix}" if self.fix else "")
 
 
 class DataError(RamenError):
@@ -128,7 +128,7 @@ class DataError(RamenError):
 
     def __init__(self, *problems: Defect) -> None:
         assert problems, "a DataError needs at least one defect"
-        self.problems = problems
+        self.defects = problems
         super().__init__(*problems)
 
 
@@ -162,7 +162,7 @@ class Interrupted(BaseException):
 
 def error_lines(message: str) -> list[str]:
     """Return the lines to print for an error's message."""
-    return [ERROR + line for line in redact(message).splitlines()]
+    return [ERROR_PREFIX + line for line in redact(message).splitlines()]
 
 
 def os_error_text(error: OSError) -> str:
@@ -170,7 +170,7 @@ def os_error_text(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def not_a_file(path: Path) -> str:
+def describe_non_file(path: Path) -> str:
     """Return what a path is instead of a regular file or a link to one; "" if it is a file.
 
     Check this before opening a file that a user names: opening a named pipe waits for its writer.
@@ -185,19 +185,19 @@ def not_a_file(path: Path) -> str:
     return known.get(kind, "a device")
 
 
-def reason(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error; of a failed request, only the network's message inside the nested text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
     return redact(cause.group(1) if cause else lines[0])
 
 
-def decoding_error(error: UnicodeDecodeError) -> tuple[int, str]:
+def locate_decoding_error(error: UnicodeDecodeError) -> tuple[int, str]:
     """Return the line (from 1) and the byte (as "0xe9") at which a whole file cannot be decoded."""
     return error.object[: error.start].count(b"\n") + 1, f"0x{error.object[error.start]:02x}"
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+def suggest_name(name: str, valid: Iterable[str]) -> str:
     """Return a hint for an unknown name: the closest valid name, or all of them."""
     names = list(valid)
     matches = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)

@@ -87,7 +87,7 @@ def check_room(needed: Mapping[Path, int]) -> None:
             )
 
 
-def failed_io(error: BaseException) -> str:
+def describe_io_error(error: BaseException) -> str:
     """Return one line for an error of the file system (disk full, read-only, missing), "" for any other error.
 
     The line names the output, not the temporary file next to it.
@@ -136,7 +136,7 @@ def apply_umask(folder: Path) -> None:
             path.chmod(mode)
 
 
-def flush(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Apply the umask to everything under a new folder and write all of it to the disk, before it is renamed."""
     apply_umask(folder)
     for path in [*folder.rglob("*"), folder]:
@@ -156,7 +156,7 @@ def temporary_path(path: Path, suffix: str = "") -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Write a file atomically: yields a temporary path to write, synced and renamed at the end, deleted on error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
@@ -176,7 +176,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically, in UTF-8."""
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
@@ -204,7 +204,7 @@ def folder_sha256(path: Path) -> str:
 
 
 @contextmanager
-def reading(file: Path, remedy: str = RERUN) -> Iterator[None]:
+def wrap_read_errors(file: Path, remedy: str = RERUN) -> Iterator[None]:
     """Turn every error while a file is read and parsed into one line that names the file.
 
     Raises:
@@ -218,12 +218,12 @@ def reading(file: Path, remedy: str = RERUN) -> Iterator[None]:
         raise ArtifactError(f"{file}: missing; {remedy}") from None
     except OSError as error:
         reason = error.strerror or str(error).strip().partition("\n")[0]
-        raise ArtifactError(f"{file}: cannot be read ({shown(reason)}); {remedy}") from None
+        raise ArtifactError(f"{file}: cannot be read ({shorten(reason)}); {remedy}") from None
     except MemoryError:
         raise ArtifactError(f"{file}: needs more memory than is available and may be damaged; {remedy}") from None
     except Exception as error:  # parsers raise anything, from KeyError to zipfile's own classes
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise ArtifactError(f"{file}: cannot be read ({shown(reason)}); {remedy}") from None
+        raise ArtifactError(f"{file}: cannot be read ({shorten(reason)}); {remedy}") from None
 
 
 def read_json(file: Path, form: Any = Any, *, remedy: str = RERUN) -> Any:
@@ -239,7 +239,7 @@ def read_json(file: Path, form: Any = Any, *, remedy: str = RERUN) -> Any:
     """
     from pydantic_core import from_json
 
-    with reading(file, remedy):
+    with wrap_read_errors(file, remedy):
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end
             raise ArtifactError(f"{file}: is not a file; {remedy}")
@@ -249,11 +249,11 @@ def read_json(file: Path, form: Any = Any, *, remedy: str = RERUN) -> Any:
     try:
         value = from_json(data)
     except ValueError as error:
-        raise ArtifactError(f"{file}: not valid JSON ({shown(error)}); {remedy}") from None
-    return checked(value, form, str(file), remedy)
+        raise ArtifactError(f"{file}: not valid JSON ({shorten(error)}); {remedy}") from None
+    return check_type(value, form, str(file), remedy)
 
 
-def checked(value: Any, form: Any, where: str, remedy: str = RERUN) -> Any:
+def check_type(value: Any, form: Any, where: str, remedy: str = RERUN) -> Any:
     """Return a value read from JSON if it has the expected type.
 
     Args:
@@ -273,12 +273,12 @@ def checked(value: Any, form: Any, where: str, remedy: str = RERUN) -> Any:
         return TypeAdapter(form).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        location = "".join(f"{shown(part)}: " for part in first["loc"])
+        location = "".join(f"{shorten(part)}: " for part in first["loc"])
         reason = "missing" if first["type"] == "missing" else first["msg"][:1].lower() + first["msg"][1:]
         raise ArtifactError(f"{where}: {location}{reason}; {remedy}") from None
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     """Return a value from a foreign file as short printable text on one line, at most 120 characters."""
     text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value)[:200])
     return text if len(text) <= 120 else f"{text[:117]}..."
@@ -304,10 +304,10 @@ def read_arrays(file: Path, names: Sequence[str] | None = None) -> dict[str, Any
 
     import numpy as np
 
-    with reading(file):
+    with wrap_read_errors(file):
         with zipfile.ZipFile(file) as archive:
             if packed := [each.filename for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED]:
-                raise ArtifactError(f"{file}: {shown(packed[0])} is compressed, expected stored arrays; {RERUN}")
+                raise ArtifactError(f"{file}: {shorten(packed[0])} is compressed, expected stored arrays; {RERUN}")
         with np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
     for name in names or ():
@@ -330,7 +330,7 @@ def read_array(file: Path, kinds: str, shape: tuple[int | None, ...], *, mapped:
     """
     import numpy as np
 
-    with reading(file):
+    with wrap_read_errors(file):
         array = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
         shape_fits = len(shape) == array.ndim and all(
             expected in (None, size) for expected, size in zip(shape, array.shape, strict=True)
@@ -352,7 +352,7 @@ def read_tensors(file: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """
     from safetensors.numpy import load_file
 
-    with reading(file):
+    with wrap_read_errors(file):
         tensors: dict[str, Any] = load_file(file)
     for name in names:
         if name not in tensors:
@@ -385,7 +385,7 @@ def read_titles(path: Path) -> list[str] | None:
     """Read the titles written by `write_texts`, None if there are none."""
     import pyarrow.parquet as pq
 
-    with reading(path):
+    with wrap_read_errors(path):
         if "title" not in pq.read_schema(path).names:
             return None
     return _read_strings(path, ("title",))[0]
@@ -396,7 +396,7 @@ def _read_strings(path: Path, columns: Sequence[str]) -> list[list[str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with reading(path):
+    with wrap_read_errors(path):
         table = pq.ParquetFile(path).read(columns=list(columns))
         for name in columns:
             if name not in table.column_names:
@@ -433,12 +433,12 @@ def read_csr(path: Path, shape: tuple[int | None, int | None] = (None, None)) ->
     import scipy.sparse as sp
 
     arrays = read_arrays(path, ("data", "indices", "indptr", "shape"))
-    size = edges_of(path, arrays, "data", shape)
-    with reading(path):
+    size = check_csr_arrays(path, arrays, "data", shape)
+    with wrap_read_errors(path):
         return sp.csr_matrix((arrays["data"], arrays["indices"], arrays["indptr"]), shape=size)
 
 
-def edges_of(
+def check_csr_arrays(
     path: Path, arrays: Mapping[str, Any], values: str, shape: tuple[int | None, int | None] = (None, None)
 ) -> tuple[int, int]:
     """Check the arrays of a CSR matrix and return its shape.

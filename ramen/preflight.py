@@ -13,15 +13,15 @@ from typing import Any
 from ramen import config
 from ramen.artifacts import Artifact, open_artifact
 from ramen.data import sources
-from ramen.encoder.checks import PACKAGED, check_folder, encoder_width, refusal
-from ramen.errors import ArtifactError, ConfigError, RamenError, nearest, reason
+from ramen.encoder.checks import PACKAGED, check_folder, encoder_error, encoder_width
+from ramen.errors import ArtifactError, ConfigError, RamenError, first_line, suggest_name
 from ramen.evaluation.metrics import REPORTED
 from ramen.evaluation.per_document import read_propensity
 from ramen.evaluation.quantiles import LABEL_DEPTHS
 from ramen.index.build import make_index
-from ramen.publishing.registry import connect, plain_errors
+from ramen.publishing.registry import connect, translate_store_errors
 from ramen.retrieval import load_faiss
-from ramen.tracking import UNTRACKED, tracking_is_off
+from ramen.tracking import REGISTRATION_NEEDS_TRACKING, tracking_is_off
 from ramen.tracking.runs import Store
 
 Sections = Mapping[str, Any]
@@ -42,7 +42,7 @@ def check_encoder(sections: Sections) -> None:
     if folder.is_dir():
         check_folder(folder)
     elif folder.exists() or name.count("/") > 1 or name.startswith(("/", "./", "../", "~")):
-        raise refusal(name, "is not a directory", "give a directory, a Hugging Face name, minilm or tiny")
+        raise encoder_error(name, "is not a directory", "give a directory, a Hugging Face name, minilm or tiny")
     elif name not in PACKAGED:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -50,8 +50,8 @@ def check_encoder(sections: Sections) -> None:
             if not isinstance(try_to_load_from_cache(name, "config.json"), str):
                 hf_hub_download(name, "config.json", etag_timeout=REPLY_S)
         except Exception as error:  # of the library, its HTTP client, or the system
-            raise refusal(
-                name, f"is neither a directory nor a Hugging Face model that can be loaded ({reason(error)})",
+            raise encoder_error(
+                name, f"is neither a directory nor a Hugging Face model that can be loaded ({first_line(error)})",
                 "set encoder.name to the directory of a downloaded model, or to minilm",
             ) from None  # fmt: skip
 
@@ -107,7 +107,7 @@ def check_gate(sections: Sections) -> None:
     known += [f"label_r_at_{k}" for k in LABEL_DEPTHS]
     for metric in sections["index"].gate if sections["index"].model else ():
         if not metric.startswith("links/") and metric.rpartition("/")[2] not in known:
-            hint = nearest(metric.rpartition("/")[2], known)
+            hint = suggest_name(metric.rpartition("/")[2], known)
             raise ConfigError(f"index.gate: {metric}: not measured by `ramen evaluate`; {hint}")
 
 
@@ -121,7 +121,7 @@ def check_registry(sections: Sections) -> None:
     if not settings.model:
         return
     if tracking_is_off():
-        raise RamenError(UNTRACKED)
+        raise RamenError(REGISTRATION_NEEDS_TRACKING)
     Store.connect()
-    with plain_errors("looking for the model registry"):
+    with translate_store_errors("looking for the model registry"):
         connect().search_registered_models(max_results=1)

@@ -46,7 +46,7 @@ def dvc_project() -> Path | None:
     return None
 
 
-def provenance() -> dict[str, str]:
+def provenance_tags() -> dict[str, str]:
     """Return the tags of every run: version, host, git revision, data and graph hashes, KFP and DVC context."""
     import ramen
 

@@ -64,7 +64,7 @@ def redact(text: str) -> str:
     return text
 
 
-def without_credentials(url: str) -> str:
+def strip_credentials(url: str) -> str:
     """Return a URL without user and password, for files that others read."""
     for pattern in _USER:
         url = pattern.sub("", url)

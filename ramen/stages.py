@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.artifacts import KINDS, Artifact, Draft, drafts, open_artifact, read_manifest
+from ramen.artifacts import KINDS, Artifact, Draft, create_drafts, open_artifact, read_manifest
 from ramen.errors import ArtifactError, Interrupted
-from ramen.files import check_room, check_writable, failed_io, folder_sha256, reading
+from ramen.files import check_room, check_writable, describe_io_error, folder_sha256, wrap_read_errors
 from ramen.processes import rank
 from ramen.signals import on_interrupt
 from ramen.tracking import NullTracker, Tracker, flat_params, open_tracker
@@ -124,7 +124,7 @@ class Stage:
         folders = self.knob_folders(sections)
         digests = {}
         if folder := folders.get("encoder.name"):
-            with reading(folder, "set encoder.name to a directory that can be read"):
+            with wrap_read_errors(folder, "set encoder.name to a directory that can be read"):
                 digests["encoder.name"] = folder_sha256(folder)
         if base := folders.get("scoring.base"):
             digests["scoring.base"] = open_artifact(base, "evaluation").digest
@@ -323,7 +323,7 @@ def run_stage(
     folders = stage.knob_folders(values)
     with lock_workdir(work, task), _freed_memory():
         try:
-            created = drafts(outputs, sections=plain, inputs=opened, work=work, task=task, named=folders)
+            created = create_drafts(outputs, sections=plain, inputs=opened, work=work, task=task, named=folders)
             with on_interrupt(interrupt), _reported_io_errors(name, outputs), created as written:
                 record_task(work, task, outputs)
                 metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
@@ -371,7 +371,7 @@ def _reported_io_errors(name: str, outputs: Mapping[str, str | os.PathLike[str]]
     try:
         yield
     except Exception as error:
-        if not (reason := failed_io(error)):
+        if not (reason := describe_io_error(error)):
             raise
         has_path = getattr(error, "filename", None) or any(f"{Path(path)}" in reason for path in outputs.values())
         where = "" if has_path else f"{', '.join(map(str, outputs.values()))}: "

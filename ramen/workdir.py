@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ramen.errors import ArtifactError
-from ramen.files import add_path_to_errors, checked, read_json, write_json
+from ramen.files import add_path_to_errors, check_type, read_json, write_json
 from ramen.tracking import flat_params
 
 WORK_ENV = "RAMEN_WORK"
@@ -105,8 +105,8 @@ def record_task(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str |
         if other and file.parent != work and other.get("outputs") == output_paths and _has_checkpoint(file.parent):
             raise ArtifactError(
                 f"{task['stage']}: an interrupted run with the same output left a checkpoint in {file.parent}, but "
-                f"{'; '.join(differences(other, task))}; undo the change to resume it, or delete it to start over: "
-                f"rm -r {file.parent}"
+                f"{'; '.join(describe_differences(other, task))}; undo the change to resume it, or delete it to start "
+                f"over: rm -r {file.parent}"
             )
     write_json(work / TASK_FILE, {**task, "outputs": output_paths})
 
@@ -140,7 +140,7 @@ def read_task(file: Path) -> dict[str, Any]:
     with suppress(ArtifactError):
         task: dict[str, Any] = read_json(file, dict[str, Any])
         forms = {"sections": dict[str, dict[str, Any]], "inputs": dict[str, str], "outputs": dict[str, str]}
-        return task | {key: checked(task.get(key, {}), form, str(file)) for key, form in forms.items()}
+        return task | {key: check_type(task.get(key, {}), form, str(file)) for key, form in forms.items()}
     return {}
 
 
@@ -149,7 +149,7 @@ def _has_checkpoint(work: Path) -> bool:
     return any(path.name != TASK_FILE and (not path.is_dir() or any(path.iterdir())) for path in work.iterdir())
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the differences of two tasks, one phrase each."""
     before, now = (flat_params(task.get("sections", {})) for task in (old, new))
     phrases = [

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from ramen.errors import ConfigError, decoding_error, lone_surrogate, os_error_text, shown
+from ramen.errors import ConfigError, find_lone_surrogate, locate_decoding_error, os_error_text, short_repr
 
 MAX_BYTES = 256 * 1024
 """Largest file; a complete parameter file has a tenth of it."""
@@ -71,7 +71,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key.start_mark)
             if key.value in seen:
-                problem = f"{shown(key.value)} appears twice"
+                problem = f"{short_repr(key.value)} appears twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -107,7 +107,11 @@ def _too_many_values(found: Any) -> yaml.YAMLError:
 def _invalid_value(node: yaml.Node) -> yaml.YAMLError:
     """Return the error for a value that does not fit its tag, or whose type is not supported."""
     tag = node.tag.replace(_PREFIX, "!!")
-    what = f"{shown(node.value)} cannot be read as {tag}" if isinstance(node, yaml.ScalarNode) else f"tag {shown(tag)}"
+    what = (
+        f"{short_repr(node.value)} cannot be read as {tag}"
+        if isinstance(node, yaml.ScalarNode)
+        else f"tag {short_repr(tag)}"
+    )
     return yaml.constructor.ConstructorError(None, None, f"{what}; write plain values without tags", node.start_mark)
 
 
@@ -121,7 +125,7 @@ def _construct(name: str) -> Any:
             raise _invalid_value(node)
         if name == "int":
             return _decimal_integer(node)
-        if name == "str" and lone_surrogate(node.value):
+        if name == "str" and find_lone_surrogate(node.value):
             raise _invalid_value(node)
         try:
             return inherited(loader, node)
@@ -174,7 +178,7 @@ def parse_yaml(text: str, where: str, *, numbered: bool = False) -> Any:
     except yaml.reader.ReaderError as error:
         line = f"{where}:{text.count(chr(10), 0, error.position) + 1}" if numbered else where
         found = chr(error.character) if isinstance(error.character, int) else error.character
-        raise ConfigError(f"{line}: not valid YAML (the character {shown(found)})") from None
+        raise ConfigError(f"{line}: not valid YAML (the character {short_repr(found)})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if numbered and mark else where
@@ -197,7 +201,7 @@ def read_yaml(path: Path) -> Any:
             raise ConfigError(f"{path}: expected at most {MAX_BYTES:,} bytes of YAML, found more; check the path")
         return parse_yaml(content.decode("utf-8"), str(path), numbered=True)
     except UnicodeDecodeError as error:
-        line, byte = decoding_error(error)
+        line, byte = locate_decoding_error(error)
         raise ConfigError(f"{path}:{line}: not UTF-8 (byte {byte}); save it as UTF-8") from None
     except FileNotFoundError:
         raise

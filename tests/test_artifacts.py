@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ramen.artifacts import DRAFT_MARKER, MANIFEST, Artifact, drafts, open_artifact
+from ramen.artifacts import DRAFT_MARKER, MANIFEST, Artifact, create_drafts, open_artifact
 from ramen.errors import ArtifactError
-from ramen.files import failed_io, read_csr, read_texts, write_csr, write_json, write_texts
+from ramen.files import describe_io_error, read_csr, read_texts, write_csr, write_json, write_texts
 
 
 def write_graph(place: Path, content: str = "hello", *, name: str = "graph", **sections: int) -> Artifact:
     """Write and open an artifact with one file."""
-    with drafts({name: place}, sections={"walk": sections}, inputs={}, work=place.parent / "work") as made:
+    with create_drafts({name: place}, sections={"walk": sections}, inputs={}, work=place.parent / "work") as made:
         folder = made[name].path / "inner"
         folder.mkdir()
         (folder / "file.txt").write_text(content)
@@ -47,7 +47,7 @@ def test_digest_depends_on_content_and_sections_not_on_the_path(tmp_path: Path) 
 
 def test_manifest_records_digests_of_inputs(tmp_path: Path) -> None:
     dataset = write_graph(tmp_path / "dataset", name="dataset")
-    with drafts(
+    with create_drafts(
         {"graph": tmp_path / "graph"}, sections={}, inputs={"dataset": dataset}, work=tmp_path / "work"
     ) as made:
         (made["graph"].path / "file.txt").write_text("x")
@@ -93,7 +93,7 @@ def test_artifact_of_another_kind_or_format_is_refused(tmp_path: Path) -> None:
 def test_failure_keeps_the_old_artifact_and_leaves_no_draft(tmp_path: Path) -> None:
     before = write_graph(tmp_path / "graph").digest
     outputs = {"graph": tmp_path / "graph", "model": tmp_path / "model"}
-    with pytest.raises(RuntimeError), drafts(outputs, sections={}, inputs={}, work=tmp_path / "work") as made:
+    with pytest.raises(RuntimeError), create_drafts(outputs, sections={}, inputs={}, work=tmp_path / "work") as made:
         (made["graph"].path / "half").write_text("half")
         raise RuntimeError
     assert open_artifact(tmp_path / "graph", "graph").digest == before
@@ -110,7 +110,7 @@ def test_only_an_older_artifact_of_the_kind_is_replaced(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path / "empty")
 
     def write(path: Path, name: str = "dataset", **inputs: Artifact) -> None:
-        with drafts({name: path}, sections={}, inputs=inputs, work=tmp_path / "work"):
+        with create_drafts({name: path}, sections={}, inputs=inputs, work=tmp_path / "work"):
             pass
 
     for path in (mine, tmp_path / "notes.txt", tmp_path / "graph", tmp_path, Path()):
@@ -123,7 +123,7 @@ def test_only_an_older_artifact_of_the_kind_is_replaced(tmp_path: Path, monkeypa
         write(tmp_path / "graph", "pruned_graph", graph=graph)
     both = {"model": tmp_path / "same", "pruned_graph": tmp_path / "same" / "graph"}
     refused = pytest.raises(ArtifactError, match="overlaps the directory of model; give pruned_graph another")
-    with refused, drafts(both, sections={}, inputs={}, work=tmp_path / "work"):
+    with refused, create_drafts(both, sections={}, inputs={}, work=tmp_path / "work"):
         pass
     assert (mine / "train.raw.txt").read_text() == "years of work"
     assert list_names(tmp_path) == ["empty", "graph", "mine", "notes.txt"]
@@ -210,7 +210,7 @@ def test_link_is_replaced_only_if_it_points_to_an_artifact_of_the_kind(tmp_path:
 
 def test_files_added_while_a_stage_runs_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_graph(tmp_path / "graph", "old")
-    with drafts({"graph": tmp_path / "graph"}, sections={}, inputs={}, work=tmp_path / "work") as made:
+    with create_drafts({"graph": tmp_path / "graph"}, sections={}, inputs={}, work=tmp_path / "work") as made:
         (made["graph"].path / "file").write_text("new")
         (tmp_path / "graph" / "notes.txt").write_text("mine")
     open_artifact(tmp_path / "graph", "graph")
@@ -234,7 +234,7 @@ def test_foreign_directories_named_like_a_replaced_output_are_kept(tmp_path: Pat
 def test_failure_removes_folders_created_for_the_outputs(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     places = {"dataset": tmp_path / "mine" / "new" / "dataset", "graph": tmp_path / "mine" / "new" / "in" / "graph"}
-    with pytest.raises(RuntimeError), drafts(places, sections={}, inputs={}, work=tmp_path / "work"):
+    with pytest.raises(RuntimeError), create_drafts(places, sections={}, inputs={}, work=tmp_path / "work"):
         raise RuntimeError
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
 
@@ -249,7 +249,7 @@ def test_failure_removes_folders_created_for_the_outputs(tmp_path: Path) -> None
     ],
 )
 def test_failed_write_names_the_output_instead_of_the_temporary_file(path: str, named: str) -> None:
-    assert failed_io(PermissionError(13, "Permission denied", path)) == f"{named}: Permission denied"
+    assert describe_io_error(PermissionError(13, "Permission denied", path)) == f"{named}: Permission denied"
 
 
 def test_older_artifact_is_replaced_on_success(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_output_is_restored_after_a_kill_between_two_renames(tmp_path: Path, mon
         os.utime(leftover, (0, 0))
     with (
         pytest.raises(RuntimeError),
-        drafts({"graph": tmp_path / "graph"}, sections={}, inputs={}, work=tmp_path / "work"),
+        create_drafts({"graph": tmp_path / "graph"}, sections={}, inputs={}, work=tmp_path / "work"),
     ):
         raise RuntimeError
     assert open_artifact(tmp_path / "graph", "graph").digest == before
@@ -310,9 +310,9 @@ def test_next_run_removes_drafts_of_killed_processes_only(tmp_path: Path) -> Non
         (folder / ("notes" if folder in mine else DRAFT_MARKER)).touch()
     for folder in (dead, other, *mine):
         os.utime(folder, (0, 0))
-    with drafts(place, sections={}, inputs={}, work=tmp_path) as made:
+    with create_drafts(place, sections={}, inputs={}, work=tmp_path) as made:
         os.utime(made["dataset"].path, (0, 0))
-        with drafts(place, sections={}, inputs={}, work=tmp_path):  # a second run while the first one is writing
+        with create_drafts(place, sections={}, inputs={}, work=tmp_path):  # a second run while the first one is writing
             pass
         assert made["dataset"].path.is_dir()
     assert not dead.exists() and fresh.exists() and other.exists()
@@ -336,13 +336,13 @@ def wrong_modes(root: Path, umask: int) -> dict[str, str]:
 
 
 def test_stage_outputs_follow_the_umask(
-    umask: int, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    umask: int, tiny_xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ramen.stages import run_stage
 
     monkeypatch.chdir(tmp_path)
     sections = {
-        "data": {"source": "xc", "path": str(tiny_source)},
+        "data": {"source": "xc", "path": str(tiny_xc_folder)},
         "walk": {"hops": 5},
         "encoder": {"name": "tiny", "precision": "fp32"},
         "training": {"batch_size": 16, "epochs": 1, "warmup_epochs": 1, "threads": 1},

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from pipelines.local import run_local
 from ramen.ablation.run import run_row
-from ramen.artifacts import DRAFT_MARKER, Artifact, drafts, open_artifact
+from ramen.artifacts import DRAFT_MARKER, Artifact, create_drafts, open_artifact
 from ramen.cli import cli
 from ramen.config import Config, resolve
 from ramen.errors import ArtifactError, RamenError, StateRemoved
@@ -45,7 +45,7 @@ def write_run(run: Path, stages: list[str], seed: int) -> None:
         stage = STAGES[name]
         places = {artifact: run / name / artifact for artifact in stage.writes}
         inputs = {key: made[key] for key in stage.reads if key in made}
-        with drafts(places, sections={}, inputs=inputs, work=run / "work") as written:
+        with create_drafts(places, sections={}, inputs=inputs, work=run / "work") as written:
             for draft in written.values():
                 (draft.path / "file").write_text(f"{name} {seed}")
                 if name == "warmup":
@@ -243,61 +243,61 @@ def test_prune_retrain_without_training_state_is_refused(here: Path) -> None:
 
 
 def test_study_repeats_warmup_only_if_the_training_state_is_needed(
-    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAMEN_TRACKING", "off")
     cache = Path("ablations/cache")
-    first = run_row(make_config(tiny_source), cache)
+    first = run_row(make_config(tiny_xc_folder), cache)
     (warm,) = cache.glob("warmup-*/warm_model")
     digest = open_artifact(warm, "warm_model").digest
     assert str(warm / STATE) in gc() and not (warm / STATE).exists()
     before = modification_times(cache)
-    assert run_row(make_config(tiny_source), cache) == first and modification_times(cache) == before, (
+    assert run_row(make_config(tiny_xc_folder), cache) == first and modification_times(cache) == before, (
         "all from the cache"
     )
-    other = run_row(make_config(tiny_source, "pruning.quantile=0.9"), cache)
+    other = run_row(make_config(tiny_xc_folder, "pruning.quantile=0.9"), cache)
     assert other.evaluation != first.evaluation and (warm / STATE).is_file()
     assert open_artifact(warm, "warm_model", complete=True).digest == digest
 
 
 @pytest.mark.timeout(900)
 def test_run_after_gc_uses_the_cache_or_repeats_warmup(
-    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAMEN_TRACKING", "off")
     out = Path("artifacts")
-    run_local(make_config(tiny_source), out, arm="ramen")
+    run_local(make_config(tiny_xc_folder), out, arm="ramen")
     state = (out / "ramen/warm_model" / STATE).resolve()
     gc()
     assert not state.exists()
     capsys.readouterr()
-    run_local(make_config(tiny_source), out, arm="ramen")
+    run_local(make_config(tiny_xc_folder), out, arm="ramen")
     assert capsys.readouterr().err.count("from the cache") == 5
-    run_local(make_config(tiny_source, "pruning.quantile=0.9"), out, arm="ramen")
+    run_local(make_config(tiny_xc_folder, "pruning.quantile=0.9"), out, arm="ramen")
     output = capsys.readouterr().err
     assert "warning: `ramen gc` removed the training state that prune-retrain needs: warmup runs again" in output
     assert "warmup: done in" in output and "prune-retrain: done in" in output
     assert (out / "ramen/warm_model" / STATE).is_file()
     make_old(out)  # the first attempt left an unfinished run
     gc()
-    run_local(make_config(tiny_source, "pruning.quantile=0.9"), out, arm="ramen")
+    run_local(make_config(tiny_xc_folder, "pruning.quantile=0.9"), out, arm="ramen")
     assert capsys.readouterr().err.count("from the cache") == 5
 
 
 @pytest.mark.timeout(900)
 def test_run_names_a_damaged_result_and_the_next_run_computes_it_again(
-    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAMEN_TRACKING", "off")
     out = Path("artifacts")
-    run_local(make_config(tiny_source), out, arm="ramen")
+    run_local(make_config(tiny_xc_folder), out, arm="ramen")
     damaged = (out / "ramen/dataset/labels/test.npz").resolve()
     damaged.write_bytes(b"damaged")
     with pytest.raises(RamenError, match="run the same command again, which computes ingest again") as caught:
-        run_local(make_config(tiny_source), out, arm="ramen")
+        run_local(make_config(tiny_xc_folder), out, arm="ramen")
     assert str(damaged) in str(caught.value) and caught.value.exit_code == ArtifactError.exit_code
-    run_local(make_config(tiny_source), out, arm="ramen")
+    run_local(make_config(tiny_xc_folder), out, arm="ramen")
     assert open_artifact(out / "ramen/dataset", "dataset").path.resolve() != damaged.parents[1]

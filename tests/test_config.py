@@ -410,7 +410,7 @@ def test_a_preset_extends_another_and_overrides_it() -> None:
 
 def test_published_figures_are_those_of_the_paper() -> None:
     from ramen.ablation.published import FILE, published
-    from ramen.ablation.study import read_study, studies
+    from ramen.ablation.study import list_studies, read_study
 
     found = published("LF-WikiSeeAlsoTitles-320K")
     assert found["RAMEN ICLR T1", "RAMEN(ANCE)"]["p_at_1"] == 35.2
@@ -420,7 +420,7 @@ def test_published_figures_are_those_of_the_paper() -> None:
     assert published("unknown") == {}
     assert published("LF-WikiSeeAlsoTitles-320K", "T5 design")["RAMEN ICLR", "no pruning"]["p_at_1"] == 31.3
     known = {row.split(",")[1] for row in FILE.read_text(encoding="utf-8").splitlines()}
-    for name in studies():
+    for name in list_studies():
         assert set(read_study(name).published) <= known, name
 
 

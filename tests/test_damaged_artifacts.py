@@ -16,13 +16,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from on_disk import graphs_of
 
-from ramen.artifacts import MANIFEST, drafts, foreign_content, listed_files, open_artifact
+from ramen.artifacts import MANIFEST, create_drafts, foreign_content, list_files, open_artifact
 from ramen.data.dataset import Dataset, Texts
-from ramen.encoder.label_vectors import encode_labels, fused_labels, write_classifier, write_context, write_offsets
+from ramen.encoder.label_vectors import (
+    encode_labels,
+    fuse_label_vectors,
+    write_classifier,
+    write_context,
+    write_offsets,
+)
 from ramen.errors import ArtifactError, RamenError
-from ramen.evaluation.per_document import from_evaluation
+from ramen.evaluation.per_document import read_contributions
 from ramen.evaluation.predictions import Ranking, write_predictions
-from ramen.evaluation.report_data import _history
+from ramen.evaluation.report_data import read_history
 from ramen.evaluation.uncertainty import PerDocument
 from ramen.files import read_json, sha256, write_json
 from ramen.graph.metadata import read_graphs, write_graphs
@@ -55,7 +61,7 @@ def write_evaluation(problem: Dataset, folder: Path) -> None:
     write_predictions(folder / "predictions.parquet", problem, ranking, 100)
     write_json(folder / "propensity.json", {"a": 0.55, "b": 1.5, "N": 60})
     write_json(folder / "metrics.json", {"p_at_1": 1.0})
-    from_evaluation(problem, folder).write(folder / "per_document.parquet")
+    read_contributions(problem, folder).write(folder / "per_document.parquet")
 
 
 def write_retriever(problem: Dataset, folder: Path) -> None:
@@ -76,12 +82,12 @@ WRITE: dict[str, Callable[[Dataset, Path], object]] = {
 
 def read_model(problem: Dataset, folder: Path) -> None:
     encoder: Any = Encoder()
-    fused_labels(folder, encode_labels(encoder, folder, problem.labels.texts))
-    _history(folder)
+    fuse_label_vectors(folder, encode_labels(encoder, folder, problem.labels.texts))
+    read_history(folder)
 
 
 def read_evaluation(problem: Dataset, folder: Path) -> None:
-    from_evaluation(problem, folder)
+    read_contributions(problem, folder)
     PerDocument.read(folder / "per_document.parquet")
     read_json(folder / "metrics.json", dict[str, float])
 
@@ -96,12 +102,12 @@ READ: dict[str, Callable[[Dataset, Path], object]] = {
 
 
 @pytest.fixture(scope="module")
-def artifacts(shared_problem: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artifacts(shared_dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with an artifact of every kind; tests restore the files that they change."""
     root = tmp_path_factory.mktemp("artifacts")
-    with drafts({name: root / name for name in WRITE}, sections={}, inputs={}, work=root / "work") as made:
+    with create_drafts({name: root / name for name in WRITE}, sections={}, inputs={}, work=root / "work") as made:
         for name, write in WRITE.items():
-            write(shared_problem, made[name].path)
+            write(shared_dataset, made[name].path)
     return root
 
 
@@ -146,11 +152,11 @@ quick = settings(
 @quick
 @given(data=st.data())
 def test_damaged_file_of_an_artifact_is_found(
-    name: str, artifacts: Path, shared_problem: Dataset, data: st.DataObject
+    name: str, artifacts: Path, shared_dataset: Dataset, data: st.DataObject
 ) -> None:
     """The checksum finds a damaged file; without the check, the file can be read or is named in the error."""
     folder = artifacts / name
-    file = folder / data.draw(st.sampled_from([MANIFEST, *listed_files(folder)]))
+    file = folder / data.draw(st.sampled_from([MANIFEST, *list_files(folder)]))
     before = file.read_bytes()
     content = data.draw(damaged(before))
     try:
@@ -163,7 +169,7 @@ def test_damaged_file_of_an_artifact_is_found(
                 open_artifact(folder, name)
             assert foreign_content(folder, name), "an edited artifact is not replaced"
         try:
-            READ[name](shared_problem, folder)
+            READ[name](shared_dataset, folder)
         except RamenError as error:
             assert "\n" not in str(error) and str(folder) in str(error)
     finally:
@@ -265,8 +271,8 @@ def test_damaged_file_of_a_journal_is_one_error_line(
     try:
         journal = Journal.reopen(Client(), folder)
         assert journal is not None
-        journal.send()
-        journal.release()
+        journal.flush()
+        journal.unlock()
     except RamenError as error:
         assert "\n" not in str(error) and str(folder) in str(error)
         assert (folder / name).exists(), "entries that cannot be sent are kept"
@@ -284,17 +290,17 @@ def test_row_of_a_journal_cannot_send_a_file_outside_of_it(tmp_path: Path, capsy
     client: Any = Client()
     client.log_artifact = lambda run, path, folder: sent.append(path)
     journal = Journal.reopen(client, folder)
-    assert journal is not None and journal.send() and not sent
+    assert journal is not None and journal.flush() and not sent
     assert f"{folder / 'writes.jsonl'}:1: damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["dataset", "graph"])
-def test_foreign_folder_is_not_read_as_an_anchor_set(name: str, artifacts: Path, shared_problem: Dataset) -> None:
+def test_foreign_folder_is_not_read_as_an_anchor_set(name: str, artifacts: Path, shared_dataset: Dataset) -> None:
     stray = artifacts / name / ("anchors" if name == "dataset" else "") / ".ipynb_checkpoints"
     stray.mkdir()
     Texts(["a"], ["b"]).write(stray / "texts.parquet")
     try:
-        found = READ[name](shared_problem, open_artifact(artifacts / name, name).path)
+        found = READ[name](shared_dataset, open_artifact(artifacts / name, name).path)
         sets = found.anchor_sets if isinstance(found, Dataset) else found
         assert sorted(sets) == ["category", "links"]  # type: ignore[call-overload]
     finally:

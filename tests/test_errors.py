@@ -60,8 +60,8 @@ def test_long_value_is_shortened() -> None:
     line = str(RamenError(f"x.txt: {'a' * 10**6}; do this"))
     assert len(line) < 1100 and line.startswith("x.txt: aaa") and line.endswith("aaa; do this")
     assert "(999,016 characters left out)" in line
-    assert errors.shown("a" * 100) == "'" + "a" * 79 + "..."
-    assert errors.shown(10**5000).startswith("a number of thousands")
+    assert errors.short_repr("a" * 100) == "'" + "a" * 79 + "..."
+    assert errors.short_repr(10**5000).startswith("a number of thousands")
 
 
 def test_number_of_a_system_error_is_removed() -> None:
@@ -74,4 +74,4 @@ def test_number_of_a_system_error_is_removed() -> None:
 
 def test_data_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(DataError(Defect("a\nb", "x"), Defect("c", "y"))))
-    assert str(error).splitlines() == [r"a\nb: x", "c: y"] and len(error.problems) == 2
+    assert str(error).splitlines() == [r"a\nb: x", "c: y"] and len(error.defects) == 2

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ramen.console import warn
 from ramen.dvc_pointers import Pointer
-from ramen.errors import DataError, Defect, RamenError, error_lines, reason
-from ramen.redaction import RedactingFilter, redact, without_credentials
+from ramen.errors import DataError, Defect, RamenError, error_lines, first_line
+from ramen.redaction import RedactingFilter, redact, strip_credentials
 from ramen.tracking import open_tracker
 
 
@@ -85,8 +85,11 @@ def test_errors_warnings_and_log_lines_are_redacted(
 ) -> None:
     url = "https://u:geheim@h/x"
     shown = [
-        str(RamenError(f"{url}: no")), str(DataError(Defect(url, "no"))), *error_lines(url), reason(ValueError(url)),
-    ]  # fmt: skip
+        str(RamenError(f"{url}: no")),
+        str(DataError(Defect(url, "no"))),
+        *error_lines(url),
+        first_line(ValueError(url)),
+    ]
     warn(url)
     record = logging.LogRecord("ramen", logging.INFO, "", 0, "see %s", (url,), None)
     RedactingFilter().filter(record)
@@ -111,7 +114,7 @@ def test_tracked_values_are_redacted(store: Path) -> None:
 def test_dvc_pointer_contains_no_credentials() -> None:
     pointer = Pointer("graph", "0" * 32 + ".dir", 1, 1, "https://u:geheim@h/dvc", "http://u:geheim@minio:9000")
     assert "geheim" not in pointer.to_yaml() and "https://h/dvc" in pointer.to_yaml()
-    assert without_credentials("s3://bucket/a") == "s3://bucket/a"
+    assert strip_credentials("s3://bucket/a") == "s3://bucket/a"
 
 
 def test_command_does_not_print_a_password(tmp_path: Path) -> None:

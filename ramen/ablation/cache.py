@@ -22,7 +22,7 @@ from ramen.artifacts import open_artifact
 from ramen.config import Config
 from ramen.console import warn
 from ramen.errors import ArtifactError, Interrupted
-from ramen.files import checked, read_json, write_json
+from ramen.files import check_type, read_json, write_json
 from ramen.stages import STAGES, record_cached, run_stage
 from ramen.tracking import open_tracker
 from ramen.workdir import stage_key
@@ -52,8 +52,8 @@ class CachedResult:
             for artifact in artifacts:
                 open_artifact(folder / artifact, artifact)
             values = read_json(receipt, dict[str, Any])
-            metrics = checked(values.get("metrics"), dict[str, float], f"{receipt}: metrics")
-            return cls(folder, metrics, checked(values.get("seconds"), float, f"{receipt}: seconds"))
+            metrics = check_type(values.get("metrics"), dict[str, float], f"{receipt}: metrics")
+            return cls(folder, metrics, check_type(values.get("seconds"), float, f"{receipt}: seconds"))
         except ArtifactError as error:
             aside = folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(4)}")
             folder.rename(aside)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ramen.ablation.cache import CachedResult, run_cached_stage
 from ramen.ablation.study import Row, Study
-from ramen.artifacts import drafts, open_artifact
+from ramen.artifacts import create_drafts, open_artifact
 from ramen.config import Config, to_yaml
 from ramen.data.dataset import Dataset
-from ramen.errors import ConfigError, Interrupted, RamenError, StateRemoved, nearest
+from ramen.errors import ConfigError, Interrupted, RamenError, StateRemoved, suggest_name
 from ramen.peers import PEERS, Task
 from ramen.signals import on_interrupt
 from ramen.stages import STAGES, preflight
@@ -71,7 +71,7 @@ def check_rows(study: Study, config_of: Callable[[Row], Config], cache: Path) ->
         config = config_of(row)
         where = f"study {study.name}: row {row.name!r}"
         if row.peer and row.peer not in PEERS:
-            raise ConfigError(f"{where}: peer: {nearest(row.peer, PEERS)}")
+            raise ConfigError(f"{where}: peer: {suggest_name(row.peer, PEERS)}")
         if row.peer and PEERS[row.peer].timed and not row.time_of:
             raise ConfigError(
                 f"{where}: peer {row.peer} trains for a given time; set `time_of` to the name of a row above"
@@ -183,7 +183,7 @@ def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Ou
         tempfile.TemporaryDirectory() as work,
         open_tracker("peer") as track,
         on_interrupt(interrupt),
-        drafts(outputs, sections=sections, inputs={"dataset": dataset}, work=Path(work)) as written,
+        create_drafts(outputs, sections=sections, inputs={"dataset": dataset}, work=Path(work)) as written,
     ):
         task = Task(
             Dataset.read(dataset.path, anchors=False),

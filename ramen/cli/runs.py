@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramen.cli import comparison, tables
+from ramen.cli import tables
 from ramen.cli.common import PATH, config_options, require_config, show_progress
+from ramen.cli.comparison import gain_rows
 from ramen.errors import RamenError
+from ramen.evaluation import comparison
 from ramen.files import read_json
 from ramen.stages import STAGES, preflight
 
@@ -132,7 +134,7 @@ def _close(made: Mapping[str, Path], base: Mapping[str, Path] | None, settings: 
 
 def _table(ours: Mapping[str, float], base: Mapping[str, float] | None) -> None:
     click.echo("Test documents, in per cent; head, torso and tail add up to the overall figure.\n")
-    tables.show_evaluation(ours, base)
+    tables.print_evaluation(ours, base)
 
 
 def _metrics(evaluation: Path) -> dict[str, float]:
@@ -191,7 +193,7 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
     if not found:
         raise RamenError("no pipeline runs in MLflow yet: `ramen run` makes them")
     chosen = select(found, runs) if runs else found[:last]
-    pairs = comparison.pairs(chosen, len(select(found, runs[:1])) if runs else len(chosen))
+    pairs = comparison.select_pairs(chosen, len(select(found, runs[:1])) if runs else len(chosen))
     comparisons = comparison.compare_runs(pairs) if pairs else []
     if as_json:
         gains = {each.run: dataclasses.asdict(each) for each in comparisons}
@@ -202,11 +204,12 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
         )
         return
     rows = [
-        [_name(run), run.run_id[:8], _when(run.started), _data(run), *tables.figures(run.metrics)] for run in chosen
+        [_name(run), run.run_id[:8], _when(run.started), _data(run), *tables.format_metrics(run.metrics)]
+        for run in chosen
     ]
-    gained = comparison.rows(comparisons)
+    gained = gain_rows(comparisons)
     columns = ["run", "id", "started", "data", *tables.COLUMNS]
-    tables.show([*rows, *gained], columns, text_columns=4, ends=len(rows))
+    tables.print_table([*rows, *gained], columns, text_columns=4, ends=len(rows))
     if any(each.errors for each in comparisons):
         click.echo(f"{tables.ERROR_NOTE}\n")
     if len(runs) > 1 or gained:  # runs that were not named are compared only where they can be
@@ -224,9 +227,9 @@ def _show_parameters(compared: Sequence[PipelineRun]) -> None:
     if len(compared) < 2 or not differing:
         click.echo("No parameter differs.")
         return
-    columns = ["parameter", *(escape(comparison.label(run)) for run in compared)]
+    columns = ["parameter", *(escape(comparison.run_label(run)) for run in compared)]
     click.echo("Parameters that differ:\n")
-    tables.show(differing, columns, text_columns=len(columns), ends=len(differing), wrap=True)
+    tables.print_table(differing, columns, text_columns=len(columns), ends=len(differing), wrap=True)
 
 
 def select(found: Sequence[PipelineRun], wanted: Sequence[str]) -> list[PipelineRun]:

@@ -63,7 +63,7 @@ def stage_command(stage: Stage) -> click.Command:
             return
         write_metrics(metrics, result)
         if stage.name == "evaluate":  # a hundred figures; the file has them all
-            tables.show_evaluation(result)
+            tables.print_evaluation(result)
         else:
             for key, value in sorted(result.items()):
                 click.echo(f"{key} {value:.6g}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 
 from ramen import config
@@ -45,7 +44,7 @@ def ingest(*, dataset: Draft, data: config.DataConfig, track: Tracker) -> dict[s
     if not loaded.anchor_sets:
         warn(f"{data.path}: no anchor sets, so there are no graphs to train with")
     loaded, filtered = apply_filter_rule(loaded, data.filter_self)
-    print(f"filtered pairs: {filtered}", file=sys.stderr, flush=True)
+    report(f"filtered pairs: {filtered}")
     filter_counts = asdict(filtered)
     facts = compute_statistics(loaded) | {"filtered_pairs": filter_counts}
     write_text(folder / "statistics.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")

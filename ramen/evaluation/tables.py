@@ -63,7 +63,7 @@ def count_unlabelled(dataset: Dataset) -> int:
     return int((np.diff(dataset.y_test.indptr) == 0).sum())
 
 
-def counts(dataset: Dataset, measured: Measurements, scoring: config.ScoringConfig) -> dict[str, Any]:
+def count_documents(dataset: Dataset, measured: Measurements, scoring: config.ScoringConfig) -> dict[str, Any]:
     """Return the counts and propensity parameters for the manifest of an evaluation."""
     num_train, num_test, num_labels = dataset.shape
     return {

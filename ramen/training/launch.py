@@ -15,7 +15,7 @@ import torch
 
 from ramen.artifacts import Artifact
 from ramen.config import Section, TrainingConfig
-from ramen.errors import ERROR, ConfigError, Interrupted, MissingExtra, RamenError
+from ramen.errors import ERROR_PREFIX, ConfigError, Interrupted, MissingExtra, RamenError
 from ramen.processes import environment, world_size
 from ramen.retrieval import faiss_threads
 from ramen.training.distributed import Processes, joined
@@ -123,7 +123,7 @@ def _worker_failure(workers: list[subprocess.Popen[str]]) -> str:
         if code not in (0, Interrupted.exit_code):
             assert worker.stderr is not None
             lines = worker.stderr.read().strip().splitlines()
-            reason = lines[-1].removeprefix(ERROR) if lines else "no output"
+            reason = lines[-1].removeprefix(ERROR_PREFIX) if lines else "no output"
             return f"training process {rank} exited with code {code}: {reason}"
     return ""
 

@@ -93,10 +93,10 @@ def test_refusal(arguments: str, line: str, code: int) -> None:
         ("run --preset demo --out file/x", "error: file/x/base: cannot be written", 4),
     ],
 )
-def test_a_file_in_the_place_of_a_folder(arguments: str, line: str, code: int, tiny_source: Path) -> None:
+def test_a_file_in_the_place_of_a_folder(arguments: str, line: str, code: int, tiny_xc_folder: Path) -> None:
     Path("file").write_text("kept")
     Path("data").mkdir()
-    result = invoke(*arguments.replace("--preset demo", f"--preset xc --set data.path={tiny_source}").split())
+    result = invoke(*arguments.replace("--preset demo", f"--preset xc --set data.path={tiny_xc_folder}").split())
     errors = [said for said in result.stderr.splitlines() if said not in ("", "base: without graphs")]
     assert len(errors) == 1 and errors[0].startswith(line) and result.exit_code == code
     assert Path("file").read_text() == "kept"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ramen.artifacts import drafts
+from ramen.artifacts import create_drafts
 from ramen.cli import cli
 from ramen.errors import ArtifactError
 from ramen.files import check_room, check_writable
@@ -67,10 +67,10 @@ def refused(done: Result) -> str:
     ],
 )
 def test_run_is_refused_before_it_begins(
-    words: tuple[str, ...], said: str, tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], said: str, tiny_xc_folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert re.search(said, refused(invoke(tiny_source, "run", *words)))
+    assert re.search(said, refused(invoke(tiny_xc_folder, "run", *words)))
     assert [path.name for path in here.iterdir()] == ["file"]
 
 
@@ -83,14 +83,14 @@ def test_run_is_refused_before_it_begins(
     ],
 )
 def test_names_that_the_registry_does_not_take_are_refused(
-    words: tuple[str, ...], said: str, tiny_source: Path
+    words: tuple[str, ...], said: str, tiny_xc_folder: Path
 ) -> None:
-    assert said in refused(invoke(tiny_source, "run", *words)) and not Path("artifacts").exists()
+    assert said in refused(invoke(tiny_xc_folder, "run", *words)) and not Path("artifacts").exists()
 
 
 @pytest.mark.parametrize("metrics", ["file/metrics.json", "file/deeper/metrics.json", f"{'a' * 300}.json"])
-def test_stage_is_refused_when_its_metrics_cannot_be_written(metrics: str, tiny_source: Path, here: Path) -> None:
-    said = refused(invoke(tiny_source, "ingest", "--metrics", metrics))
+def test_stage_is_refused_when_its_metrics_cannot_be_written(metrics: str, tiny_xc_folder: Path, here: Path) -> None:
+    said = refused(invoke(tiny_xc_folder, "ingest", "--metrics", metrics))
     assert said.startswith(f"error: --metrics {metrics}: cannot be written") and "Errno" not in said
     assert [path.name for path in here.iterdir()] == ["file"]
 
@@ -118,24 +118,24 @@ def test_stage_is_refused_when_its_metrics_cannot_be_written(metrics: str, tiny_
     ],
 )
 def test_study_is_refused_before_it_begins(
-    row: str, words: tuple[str, ...], said: str, tiny_source: Path, here: Path
+    row: str, words: tuple[str, ...], said: str, tiny_xc_folder: Path, here: Path
 ) -> None:
     (here / "mine.yaml").write_text(f"title: Mine\nrows:\n  - {row}\n")
     (here / "taken" / "mine.md").mkdir(parents=True)
-    assert said in refused(invoke(tiny_source, "ablate", "--study=mine.yaml", "--seeds=0", *words))
+    assert said in refused(invoke(tiny_xc_folder, "ablate", "--study=mine.yaml", "--seeds=0", *words))
     assert not list(here.rglob("cache"))
 
 
 def test_output_that_a_knob_reads_is_not_replaced(here: Path) -> None:
     for name, kind in (("dataset", "dataset"), ("evaluation", "evaluation")):
-        with drafts({kind: here / name}, sections={}, inputs={}, work=here / "work"):
+        with create_drafts({kind: here / name}, sections={}, inputs={}, work=here / "work"):
             pass
     named = {"scoring.base": here / "evaluation"}
     with (
         pytest.raises(
             ArtifactError, match="overlaps the directory of scoring.base; give evaluation another --evaluation"
         ),
-        drafts({"evaluation": here / "evaluation"}, sections={}, inputs={}, work=here / "work", named=named),
+        create_drafts({"evaluation": here / "evaluation"}, sections={}, inputs={}, work=here / "work", named=named),
     ):
         pass
 

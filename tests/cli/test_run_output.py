@@ -29,7 +29,7 @@ def made(folder: Path, metrics: dict[str, float], registered: dict[str, object] 
 
 
 def test_rows_hold_base_ramen_and_the_gain() -> None:
-    rows = tables.comparison(BASE, OURS)
+    rows = tables.comparison_rows(BASE, OURS)
     p1 = 2 + list(tables.COLUMNS).index("P@1")
     psp5 = 2 + list(tables.COLUMNS).index("PSP@5")
     assert [row[:2] for row in rows[:3]] == [["overall", "base"], ["", "ramen"], ["", "gain"]]
@@ -40,14 +40,14 @@ def test_rows_hold_base_ramen_and_the_gain() -> None:
         *("15.25", "18.00", "+2.75"),
     ]
     assert [row[psp5] for row in rows[:4]] == ["31.00", "30.50", "-0.50", ""], "what is not measured stays empty"
-    assert [row[:2] for row in tables.comparison(None, OURS)] == [
+    assert [row[:2] for row in tables.comparison_rows(None, OURS)] == [
         [part, "ramen"] for part in ("overall", "head", "torso", "tail")
     ]
 
 
 def test_gains_below_two_standard_errors_are_grey(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = {"gain_se/p_at_1": 0.9, "gain_se/psp_at_5": 0.2, "gain_se/torso/p_at_1": 0.6, "gain_se/tail/p_at_1": 1.0}
-    rows = tables.comparison(BASE, OURS | errors)
+    rows = tables.comparison_rows(BASE, OURS | errors)
     p1 = 2 + list(tables.COLUMNS).index("P@1")
     psp5 = 2 + list(tables.COLUMNS).index("PSP@5")
     assert [row[1] for row in rows] == ["base", "ramen", "gain", "s.e."] * 4
@@ -57,7 +57,7 @@ def test_gains_below_two_standard_errors_are_grey(monkeypatch: pytest.MonkeyPatc
     said = io.StringIO()
     monkeypatch.setattr("sys.stdout", said)
     monkeypatch.setenv("COLUMNS", "100")
-    tables.show_evaluation(OURS | errors, BASE)
+    tables.print_evaluation(OURS | errors, BASE)
     assert "+1.75" in said.getvalue() and "[dim]" not in said.getvalue() and "clustered by group" in said.getvalue()
 
 
@@ -69,7 +69,7 @@ def test_peers_stand_above_the_base(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert not tables.peer_rows(OURS)
     for base in (BASE, None):
-        tables.show_evaluation({**OURS, **peers}, base)
+        tables.print_evaluation({**OURS, **peers}, base)
         lines = [line.split() for line in capsys.readouterr().out.splitlines() if "." in line]
         assert lines[0][:3] == ["overall", "tfidf", "25.25"] and lines[1][0] == "untrained"
         assert lines[2][0] == ("base" if base else "ramen")

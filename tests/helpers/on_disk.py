@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from ramen.artifacts import drafts
+from ramen.artifacts import create_drafts
 from ramen.data.dataset import Dataset
 from ramen.graph.metadata import Graph
 from ramen.stages import run_stage
@@ -16,7 +16,7 @@ from ramen.stages import run_stage
 def on_disk(problem: Dataset, folder: Path) -> dict[str, Path]:
     """Write `dataset` and `graph` (edges as they are) into a folder; returns their paths."""
     places = {name: folder / name for name in ("dataset", "graph")}
-    with drafts({"dataset": places["dataset"]}, sections={}, inputs={}, work=folder / "work") as made:
+    with create_drafts({"dataset": places["dataset"]}, sections={}, inputs={}, work=folder / "work") as made:
         problem.write(made["dataset"].path)
     run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": places["dataset"]},
               outputs={"graph": places["graph"]})  # fmt: skip

@@ -52,14 +52,14 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_dataset_pushed_by_a_pod_can_be_pulled_into_a_repository(
-    store: Path, s3: str, tmp_path: Path, tiny_source: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, s3: str, tmp_path: Path, tiny_xc_folder: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = tmp_path / "pod"
     monkeypatch.setenv("RAMEN_DVC_REMOTE", f"{s3}/dvc")
     made = Output(pod / "dataset")
     with start_pipeline_run("cluster", "{}") as run:
         ingest.python_func(
-            data=DataConfig(source="xc", path=str(tiny_source)).model_dump(), version="1", dataset=made,
+            data=DataConfig(source="xc", path=str(tiny_xc_folder)).model_dump(), version="1", dataset=made,
             scalars=Output(pod / "scalars"), report=Output(pod / "report"),
         )  # fmt: skip
     assert not list(pod.rglob("*.dvc")) and not list(tmp_path.glob(".dvc")), "no DVC files remain in the pod"
@@ -82,14 +82,14 @@ def test_dataset_pushed_by_a_pod_can_be_pulled_into_a_repository(
 
 
 def test_failed_push_is_a_warning_and_keeps_the_artifact(
-    store: Path, tmp_path: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    store: Path, tmp_path: Path, tiny_xc_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     monkeypatch.setenv("RAMEN_DVC_REMOTE", str(blocked / "dvc"))
     with start_pipeline_run("cluster", "{}") as run:
         ingest.python_func(
-            data=DataConfig(source="xc", path=str(tiny_source)).model_dump(), version="1",
+            data=DataConfig(source="xc", path=str(tiny_xc_folder)).model_dump(), version="1",
             dataset=Output(tmp_path / "pod" / "dataset"), scalars=Output(tmp_path / "pod" / "scalars"),
             report=Output(tmp_path / "pod" / "report"),
         )  # fmt: skip

@@ -43,16 +43,16 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_pod_without_mlflow_tracks_nothing_and_says_so(
-    pod: Path, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    pod: Path, tiny_xc_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = ingest(pod, "data.source=xc", f"data.path={tiny_source}")
+    made = ingest(pod, "data.source=xc", f"data.path={tiny_xc_folder}")
     assert open_artifact(made, "dataset") and not (pod / "mlflow.db").exists()
     assert "no MLFLOW_TRACKING_URI in this pod (secret ramen-mlflow): nothing is tracked" in capsys.readouterr().err
     assert os.environ["RAMEN_TRACKING"] == "off", "publish-index then refuses to register"
 
 
 def test_demo_data_are_fetched_where_they_are_missing(
-    pod: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+    pod: Path, tiny_xc_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots: list[Path] = []
 
@@ -67,12 +67,12 @@ def test_demo_data_are_fetched_where_they_are_missing(
 
 
 def test_unwritable_volume_is_one_line(
-    pod: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pod: Path, tiny_xc_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (pod / "mnt").write_text("no folder")
     monkeypatch.setenv("RAMEN_WORK", str(pod / "mnt" / "work"))
     with pytest.raises(SystemExit) as ended:
-        ingest(pod, "data.source=xc", f"data.path={tiny_source}")
+        ingest(pod, "data.source=xc", f"data.path={tiny_xc_folder}")
     said = capsys.readouterr().err.splitlines()
     assert (
         ended.value.code == 4

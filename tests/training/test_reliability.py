@@ -236,7 +236,7 @@ def test_out_of_memory_says_what_to_turn(
 def test_a_loss_that_is_not_finite_names_documents_and_weights(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramen.training.trainer.total", lambda terms, weights: terms["task"] * torch.inf)
+    monkeypatch.setattr("ramen.training.step_loss.weighted_sum", lambda terms, weights: terms["task"] * torch.inf)
     with pytest.raises(
         RamenError, match=r"(loss is|gradient is not) .*at step 0 \(documents (train|label)-\d+, .*\.label=3"
     ):

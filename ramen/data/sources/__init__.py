@@ -91,5 +91,5 @@ def path_defect(settings: config.DataConfig) -> errors.Defect:
         fix = "for a folder in the layout of the XC repository set data.source=xc"
         return errors.Defect(settings.path, f"{expected}, found a folder", fix)
     if os.path.lexists(path):
-        return errors.Defect(settings.path, f"{expected}, found {errors.not_a_file(path) or 'a file'}", fix)
+        return errors.Defect(settings.path, f"{expected}, found {errors.describe_non_file(path) or 'a file'}", fix)
     return errors.Defect(settings.path, "no such file or folder", "run `ramen fetch`" if is_debian else fix)
