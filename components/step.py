@@ -12,13 +12,15 @@ from typing import Any, cast
 
 from components.resources import MLFLOW_SECRET, NAMESPACE_ENV
 from components.trainjob import node_count, run_job
-from ramen.artifacts import failed_io, open_artifact, write_json
+from ramen.artifacts import open_artifact
 from ramen.config import DataConfig, parse_section
+from ramen.console import warn
 from ramen.data import sources
 from ramen.dvc_pointers import push_outputs
-from ramen.errors import Interrupted, RamenError, error_lines, warn
+from ramen.errors import Interrupted, RamenError, error_lines
+from ramen.files import describe_io_error, write_json
 from ramen.stages import STAGES, run_stage
-from ramen.tracking import SWITCH_ENV, open_tracker, tracking_is_off
+from ramen.tracking import TRACKING_ENV, open_tracker, tracking_is_off
 
 EXIT_LINE = "exit code {}"
 """Last line of a failed step, because KFP's local runner does not report the exit code."""
@@ -58,7 +60,7 @@ def run_step(
             )
             push_outputs({name: paths[name] for name in table.writes}, track)
     except (RamenError, Interrupted, OSError) as error:
-        known = RamenError(failed_io(error)) if isinstance(error, OSError) else error
+        known = RamenError(describe_io_error(error)) if isinstance(error, OSError) else error
         if not str(known):
             raise
         lines = [*error_lines(str(known)), EXIT_LINE.format(known.exit_code)]
@@ -79,7 +81,7 @@ def run_step(
 def _disable_tracking_without_store() -> None:
     """Turn tracking off in a pod without MLflow's address: a local database would be lost with the pod."""
     if os.environ.get(NAMESPACE_ENV) and not os.environ.get("MLFLOW_TRACKING_URI") and not tracking_is_off():
-        os.environ[SWITCH_ENV] = "off"
+        os.environ[TRACKING_ENV] = "off"
         warn(
             f"this pod has no MLFLOW_TRACKING_URI (secret {MLFLOW_SECRET}), so tracking is off; publish-index fails "
             "unless index.model is empty"

@@ -7,7 +7,6 @@ name.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -32,11 +31,14 @@ from components.resources import (
     STORE_SECRET,
     WORK_PATH,
 )
-from ramen.artifacts import open_artifact, write_json
-from ramen.errors import ConfigError, Interrupted, RamenError, warn
+from ramen.artifacts import open_artifact
+from ramen.console import warn
+from ramen.errors import ConfigError, Interrupted, RamenError
+from ramen.files import write_json
 from ramen.signals import on_interrupt
 from ramen.stages import STAGES
 from ramen.tracking import Tracker
+from ramen.workdir import stage_key
 
 NODES_ENV = "RAMEN_TRAIN_NODES"
 """Environment variable: number of nodes; 1 or unset = the step trains in its own pod."""
@@ -81,8 +83,7 @@ def run_job(
     """
     api = api or _load_api()
     namespace = os.environ.get(NAMESPACE_ENV) or (ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
-    key = json.dumps([os.environ.get("KFP_RUN_ID", ""), stage, sections], sort_keys=True)
-    name = f"ramen-{stage}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+    name = f"ramen-{stage}-{stage_key(stage, sections, {'run': os.environ.get('KFP_RUN_ID', '')}, '')[:10]}"
     folder = (shared or Path(WORK_PATH) / "jobs") / name
     _write_inputs(folder, sections, inputs)
     job = _job_manifest(name, stage, folder, track)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipelines.ramen import build
 from ramen import __version__
-from ramen.artifacts import write_text
 from ramen.config import Config, resolve
+from ramen.files import write_text
 from ramen.stages import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
 from components.step import EXIT_LINE
-from ramen.errors import ERROR, RamenError
+from ramen.errors import ERROR_PREFIX, RamenError
 from ramen.stages import STAGES
 
 _LOG = re.compile(r"^\s*\d\d:\d\d:\d\d\.\d{3} - (?:INFO|WARNING|ERROR) - (.*)$")
@@ -71,10 +71,8 @@ class Console(io.TextIOBase):
             self.record(found.group(1))
         elif self._streaming and (ended := _EXIT.fullmatch(line.strip())):
             self.exit_code = int(ended.group(1))
-        elif self._streaming and line.strip().startswith(
-            ERROR
-        ):  # `failure` returns it; the caller prints it at the end
-            self.stage_errors.append(line.strip().removeprefix(ERROR))
+        elif self._streaming and line.strip().startswith(ERROR_PREFIX):  # not printed here: `failure` returns it
+            self.stage_errors.append(line.strip().removeprefix(ERROR_PREFIX))
         elif self._streaming and line.strip() and not _EXECUTOR.match(line):
             self.last_lines = [*self.last_lines[-2:], line.strip()]
             if not self.stopped:

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import psutil
 
 from pipelines.console import Console
 from pipelines.ramen import Outputs, build
-from ramen.artifacts import apply_umask, read_json
 from ramen.base_run import BASE, RAMEN, base_config, graph_uses, with_base_evaluation
-from ramen.cleanup import forget_result
+from ramen.cleanup import drop_cached_result
 from ramen.config import Config, to_yaml
+from ramen.console import warn
 from ramen.data import sources
-from ramen.errors import Interrupted, RamenError, warn
+from ramen.errors import Interrupted, RamenError
+from ramen.files import apply_umask, read_json
+from ramen.processes import environment
 from ramen.provenance import ARM_ENV
 from ramen.signals import on_interrupt
 from ramen.stages import STAGES, preflight, record_cached
@@ -102,7 +104,7 @@ def run_local(config: Config, out: Path, *, arm: str) -> dict[str, Path]:
         cache_root=str(store / "cache"),
     )  # fmt: skip
     console = Console(sys.stderr)
-    with _environment({ARM_ENV: arm}), console.attached(), warnings.catch_warnings():
+    with environment({ARM_ENV: arm}), console.attached(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             pipeline = build(config, cache_versions(config), retry=False)
@@ -127,7 +129,7 @@ def _run_and_recover(pipeline: Callable[[], Any], console: Console, store: Path)
         return _run(pipeline, console)
     except RamenError as error:
         text, _, remedy = str(error).rpartition("; ")
-        stage = forget_result(store, str(error)) if remedy.startswith("run ") else ""
+        stage = drop_cached_result(store, str(error)) if remedy.startswith("run ") else ""
         if not stage:
             raise
         if "removed by `ramen gc`" not in text:
@@ -191,17 +193,3 @@ def _link(path: Path, target: Path) -> Path:
     temporary.symlink_to(os.path.relpath(target, path.parent.absolute()))
     temporary.replace(path)
     return path
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value

@@ -14,7 +14,7 @@ from typing import Any
 
 import urllib3
 
-from ramen.deadline import call_within
+from ramen.deadline import call_with_timeout
 from ramen.errors import RamenError
 
 CONNECT_SECONDS, READ_SECONDS, ANSWER_SECONDS = 10.0, 30.0, 60.0
@@ -67,7 +67,7 @@ class CheckedPool:
             "redirect": False,  # a redirected POST becomes a GET, and the target is usually a login page
             "preload_content": False,
         }
-        response: Response = call_within(ANSWER_SECONDS, self._send, method, url, **settings)
+        response: Response = call_with_timeout(ANSWER_SECONDS, self._send, method, url, **settings)
         _check_response(response)
         return response
 

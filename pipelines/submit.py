@@ -20,8 +20,8 @@ import yaml
 from pipelines.compile import compile_pipeline
 from pipelines.server_answers import CheckedPool, check_id
 from ramen.config import Config
-from ramen.errors import ConfigError, RamenError, reason
-from ramen.redaction import redact, without_credentials
+from ramen.errors import ConfigError, RamenError, first_line
+from ramen.redaction import redact, strip_credentials
 
 TOKEN_ENV = "KF_PIPELINES_TOKEN"
 """Bearer token, for servers that require one and do not accept the pod's service account."""
@@ -246,7 +246,7 @@ def _endpoint(target: Target) -> str:
 
 
 def _page_url(client: Any, path: str) -> str:
-    return redact(without_credentials(f"{client._get_url_prefix()}/#/{path}"))
+    return redact(strip_credentials(f"{client._get_url_prefix()}/#/{path}"))
 
 
 @contextmanager
@@ -272,4 +272,4 @@ def _first_line(error: BaseException) -> str:
             return str(content.get("message") or content.get("error") or body).splitlines()[0]
         except (ValueError, AttributeError):
             return str(body).splitlines()[0]
-    return reason(error)
+    return first_line(error)

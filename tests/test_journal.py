@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from ramen.cli import cli
 from ramen.errors import RamenError
-from ramen.tracking import journal, open_tracker, push_kept
+from ramen.tracking import journal, open_tracker, push_pending_writes
 from ramen.tracking.journal import Journal, find_journals
 
 
@@ -101,7 +101,7 @@ def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, caps
     (folder,) = find_journals(tmp_path / ".ramen" / "tracking")
 
     with pytest.raises(RamenError, match="cannot be used"):
-        push_kept()
+        push_pending_writes()
     assert find_journals(tmp_path / ".ramen" / "tracking") == [folder], "a failed push keeps the journal"
     server.start()
     done = CliRunner().invoke(cli, ["tracking", "push"])
@@ -168,9 +168,9 @@ def test_interrupted_flush_resumes_at_the_next_write(tmp_path: Path) -> None:
         client = Flaky(answers)
         reopened = Journal.reopen(client, folder)
         assert reopened is not None
-        reopened.send()
+        reopened.flush()
         assert reopened.pending == left and len(client.seen) == min(2, left + 2 if left else 1)
-        reopened.release()
+        reopened.unlock()
     assert not find_journals(tmp_path)
 
 
@@ -258,5 +258,5 @@ def test_pending_files_do_not_delay_other_writes(tmp_path: Path) -> None:
     (folder,) = find_journals(tmp_path / "spool")
     client.error = None
     reopened = Journal.reopen(client, folder)
-    assert reopened is not None and reopened.pending == 2 and reopened.send()
+    assert reopened is not None and reopened.pending == 2 and reopened.flush()
     assert client.seen == ["set_terminated", "log_artifact", "log_artifact"] and not find_journals(tmp_path / "spool")

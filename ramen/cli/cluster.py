@@ -111,12 +111,12 @@ def dvc_adopt(run: str, to: Path | None) -> None:
       ramen warmup --dataset adopted/3f2a91c0/dataset --graph adopted/3f2a91c0/graph
     """
     from ramen.cli.runs import select_runs
-    from ramen.dvc_pointers import FOLDER, REMOTE_ENV, Pointer, adopt
+    from ramen.dvc_pointers import POINTER_FOLDER, REMOTE_ENV, Pointer, adopt
     from ramen.errors import RamenError
-    from ramen.tracking import list_pipeline_runs, run_files
+    from ramen.tracking import list_pipeline_runs, read_run_files
 
     chosen = select_runs(list_pipeline_runs(), [run])[0]
-    pointers = [Pointer.from_yaml(text) for _, text in sorted(run_files(chosen.run_id, FOLDER).items())]
+    pointers = [Pointer.from_yaml(text) for _, text in sorted(read_run_files(chosen.run_id, POINTER_FOLDER).items())]
     if not pointers:
         raise RamenError(
             f"run {chosen.name} ({chosen.run_id[:8]}): pushed no data; set {REMOTE_ENV} in its pods, or name the run "
@@ -149,9 +149,9 @@ def push(spool: Path | None) -> None:
     Example:
       ramen tracking push --spool /workspace/spool
     """
-    from ramen.tracking import push_kept
+    from ramen.tracking import push_pending_writes
 
-    sent, left = push_kept(spool)
+    sent, left = push_pending_writes(spool)
     if left:
         click.echo(f"sent {sent} writes, {left} are still kept: the store became unreachable again")
         raise SystemExit(1)

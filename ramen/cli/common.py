@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramen.artifacts import failed_io
-from ramen.errors import CONTROL, ConfigError, Interrupted, RamenError, error_lines, lone_surrogate, printable, shown
+from ramen.errors import (
+    CONTROL_CHARACTERS,
+    ConfigError,
+    Interrupted,
+    RamenError,
+    error_lines,
+    find_lone_surrogate,
+    printable,
+    short_repr,
+)
+from ramen.files import describe_io_error
 from ramen.redaction import RedactingFilter
 from ramen.tracking import is_store_error, store_error
 
@@ -29,9 +38,9 @@ class _Path(click.Path):
     """A path without control characters."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if CONTROL.search(str(value)):
+        if CONTROL_CHARACTERS.search(str(value)):
             option = f"{param.opts[0]} " if param else ""
-            raise ConfigError(f"{option}{shown(str(value))}: the path has control characters; choose another path")
+            raise ConfigError(f"{option}{short_repr(str(value))}: the path has control characters; choose another path")
         return super().convert(value, param, ctx)
 
 
@@ -93,7 +102,7 @@ class CommandGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with _printable_usage():
             for argument in args:
-                if lone_surrogate(argument):
+                if find_lone_surrogate(argument):
                     raise click.UsageError(f"the argument '{argument}' is not UTF-8; rename the file or folder", ctx)
             return super().parse_args(ctx, args)
 
@@ -108,7 +117,11 @@ class CommandGroup(click.Group):
             details = f" ({error})" if str(error) else ""
             raise CommandError(RamenError(f"not enough memory{details}; use a larger machine or less data")) from error
         except Exception as error:
-            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and (reason := failed_io(error)):
+            if (
+                isinstance(error, OSError)
+                and not isinstance(error, BrokenPipeError)
+                and (reason := describe_io_error(error))
+            ):
                 raise CommandError(RamenError(reason)) from error
             if is_store_error(error):
                 raise CommandError(store_error(error)) from error
@@ -136,7 +149,7 @@ def _check_working_directory() -> None:
         path = str(Path.cwd())
     except FileNotFoundError:
         raise RamenError("the working directory was deleted; change to another folder") from None
-    if lone_surrogate(path):
+    if find_lone_surrogate(path):
         raise RamenError(f"{path}: the path of the working directory is not UTF-8; rename the folder")
 
 

@@ -59,14 +59,14 @@ def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
       ramen gc
     """
     from pipelines.local import STORE
-    from ramen.cleanup import delete, find_unneeded
+    from ramen.cleanup import delete_removals, find_unneeded
 
     runs = out / STORE
     found = find_unneeded(out, runs, studies, unfinished=unfinished)
     for each in found:
         click.echo(printable(f"{each.bytes:>15,}  {each.path}: {each.reason}"))
     if not dry_run:
-        delete(found, runs)
+        delete_removals(found, runs)
     total = sum(each.bytes for each in found)
     click.echo(f"{total:>15,}  bytes {'would be deleted' if dry_run else 'deleted'}")
 
@@ -85,8 +85,8 @@ def config(resolve: Callable[..., Config], all_knobs: bool, output: Path | None)
       ramen config --preset demo -o params.yaml
       ramen config --all --set training.epochs=5
     """
-    from ramen.artifacts import write_text
     from ramen.config import to_yaml
+    from ramen.files import write_text
 
     text = to_yaml(resolve(), all_knobs=all_knobs)
     if output is None:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramen.artifacts import read_json
-from ramen.cli import comparison, tables
+from ramen.cli import tables
 from ramen.cli.common import PATH, config_options, require_config, show_progress
+from ramen.cli.comparison import gain_rows
 from ramen.errors import RamenError
+from ramen.evaluation import comparison
+from ramen.files import read_json
 
 if TYPE_CHECKING:
     from ramen.config import Config
@@ -65,7 +67,7 @@ def _show_results(artifacts: Mapping[str, Path], base: Mapping[str, Path] | None
     from ramen.publishing.registry import tracking_uri
 
     click.echo("Test documents, in per cent; head, torso and tail add up to the overall figure.\n")
-    tables.show_evaluation(
+    tables.print_evaluation(
         _read_metrics(artifacts["evaluation"]), None if base is None else _read_metrics(base["evaluation"])
     )
     click.echo(f"report:     {artifacts['evaluation'] / 'report.html'}")
@@ -133,7 +135,7 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
     if not found:
         raise RamenError("MLflow has no pipeline runs; start one with `ramen run`")
     chosen = select_runs(found, runs) if runs else found[:last]
-    pairs = comparison.pairs(chosen, len(select_runs(found, runs[:1])) if runs else len(chosen))
+    pairs = comparison.select_pairs(chosen, len(select_runs(found, runs[:1])) if runs else len(chosen))
     comparisons = comparison.compare_runs(pairs) if pairs else []
     if as_json:
         gains = {each.run: dataclasses.asdict(each) for each in comparisons}
@@ -144,15 +146,15 @@ def compare(runs: tuple[str, ...], last: int, as_json: bool) -> None:
         )
         return
     rows = [
-        [_name(run), run.run_id[:8], _start_time(run), _dataset_name(run), *tables.figures(run.metrics)]
+        [_name(run), run.run_id[:8], _start_time(run), _dataset_name(run), *tables.format_metrics(run.metrics)]
         for run in chosen
     ]
-    gain_rows = comparison.rows(comparisons)
+    gains_table = gain_rows(comparisons)
     columns = ["run", "id", "started", "data", *tables.COLUMNS]
-    tables.show([*rows, *gain_rows], columns, text_columns=4, ends=len(rows))
+    tables.print_table([*rows, *gains_table], columns, text_columns=4, ends=len(rows))
     if any(each.errors for each in comparisons):
         click.echo(f"{tables.ERROR_NOTE}\n")
-    if len(runs) > 1 or gain_rows:  # without RUNS, print nothing about runs that cannot be compared
+    if len(runs) > 1 or gains_table:  # without RUNS, print nothing about runs that cannot be compared
         notes = [each.note for each in comparisons if each.note]
         for note in notes if pairs else ["no gain: fewer than two of these runs were evaluated"]:
             click.echo(f"{note}\n")
@@ -167,9 +169,9 @@ def _show_parameters(compared: Sequence[PipelineRun]) -> None:
     if len(compared) < 2 or not differing:
         click.echo("No parameter differs.")
         return
-    columns = ["parameter", *(escape(comparison.label(run)) for run in compared)]
+    columns = ["parameter", *(escape(comparison.run_label(run)) for run in compared)]
     click.echo("Parameters that differ:\n")
-    tables.show(differing, columns, text_columns=len(columns), ends=len(differing), wrap=True)
+    tables.print_table(differing, columns, text_columns=len(columns), ends=len(differing), wrap=True)
 
 
 def select_runs(found: Sequence[PipelineRun], wanted: Sequence[str]) -> list[PipelineRun]:

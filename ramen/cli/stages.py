@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramen.artifacts import check_writable, write_text
 from ramen.cli import tables
 from ramen.cli.common import PATH, config_options, show_progress
 from ramen.errors import ConfigError
+from ramen.files import check_writable, write_text
 from ramen.processes import rank
 from ramen.stages import Stage, default_path, run_stage
 
@@ -63,7 +63,7 @@ def stage_command(stage: Stage) -> click.Command:
             return
         write_metrics(metrics, result)
         if stage.name == "evaluate":  # a hundred metrics: print a table, the file has all
-            tables.show_evaluation(result)
+            tables.print_evaluation(result)
         else:
             for key, value in sorted(result.items()):
                 click.echo(f"{key} {value:.6g}")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 
 from ramen import config
-from ramen.artifacts import Draft, write_text
+from ramen.artifacts import Draft
+from ramen.console import warn
 from ramen.data import sources
 from ramen.data.filters import apply_filter_rule
 from ramen.data.statistics import compute_statistics, count_items, summary_metrics
 from ramen.data.subset import hide_labels
 from ramen.data.validation import validate
-from ramen.errors import DataError, warn
+from ramen.errors import DataError
+from ramen.files import write_text
 from ramen.tracking import Tracker
 
 
@@ -43,7 +44,7 @@ def ingest(*, dataset: Draft, data: config.DataConfig, track: Tracker) -> dict[s
     if not loaded.anchor_sets:
         warn(f"{data.path}: no anchor sets, so there are no graphs to train with")
     loaded, filtered = apply_filter_rule(loaded, data.filter_self)
-    print(f"filtered pairs: {filtered}", file=sys.stderr, flush=True)
+    report(f"filtered pairs: {filtered}")
     filter_counts = asdict(filtered)
     facts = compute_statistics(loaded) | {"filtered_pairs": filter_counts}
     write_text(folder / "statistics.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")

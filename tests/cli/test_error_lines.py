@@ -94,11 +94,11 @@ def test_error_is_one_line_with_its_exit_code_and_writes_nothing(arguments: str,
     ],
 )
 def test_file_where_a_directory_is_expected_is_reported_and_kept(
-    arguments: str, line: str, code: int, tiny_source: Path
+    arguments: str, line: str, code: int, tiny_xc_folder: Path
 ) -> None:
     Path("file").write_text("kept")
     Path("data").mkdir()
-    result = invoke(*arguments.replace("--preset demo", f"--preset xc --set data.path={tiny_source}").split())
+    result = invoke(*arguments.replace("--preset demo", f"--preset xc --set data.path={tiny_xc_folder}").split())
     errors = [line for line in result.stderr.splitlines() if line not in ("", "base: without graphs")]
     assert len(errors) == 1 and errors[0].startswith(line) and result.exit_code == code
     assert Path("file").read_text() == "kept"
@@ -107,8 +107,11 @@ def test_file_where_a_directory_is_expected_is_reported_and_kept(
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (b"data:\n  path: caf\xe9\n", "error: p.yaml:2: not UTF-8 (byte 0xe9); save it as that"),
-        (b"training:\n  lr: 1.0e-4\n  epochs: 3\n  lr: 2.0e-4\n", "error: p.yaml:4: not valid YAML ('lr' comes twice)"),
+        (b"data:\n  path: caf\xe9\n", "error: p.yaml:2: not UTF-8 (byte 0xe9); save it as UTF-8"),
+        (
+            b"training:\n  lr: 1.0e-4\n  epochs: 3\n  lr: 2.0e-4\n",
+            "error: p.yaml:4: not valid YAML ('lr' appears twice)",
+        ),
         (b"training: [\n", "error: p.yaml:2: not valid YAML"),
     ],
 )

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ramen.artifacts import check_room, check_writable, drafts
+from ramen.artifacts import create_drafts
 from ramen.cli import cli
 from ramen.errors import ArtifactError
+from ramen.files import check_room, check_writable
 
 USAGE = namedtuple("USAGE", "total used free")
 
@@ -66,10 +67,10 @@ def read_error(done: Result) -> str:
     ],
 )
 def test_run_is_refused_before_anything_is_written(
-    words: tuple[str, ...], error: str, tiny_source: Path, working_directory: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], error: str, tiny_xc_folder: Path, working_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert re.search(error, read_error(invoke(tiny_source, "run", *words)))
+    assert re.search(error, read_error(invoke(tiny_xc_folder, "run", *words)))
     assert [path.name for path in working_directory.iterdir()] == ["file"]
 
 
@@ -81,15 +82,15 @@ def test_run_is_refused_before_anything_is_written(
         (("--set=index.alias=latest",), "index.alias: 'latest': expected a name"),
     ],
 )
-def test_invalid_registry_names_are_refused(words: tuple[str, ...], error: str, tiny_source: Path) -> None:
-    assert error in read_error(invoke(tiny_source, "run", *words)) and not Path("artifacts").exists()
+def test_invalid_registry_names_are_refused(words: tuple[str, ...], error: str, tiny_xc_folder: Path) -> None:
+    assert error in read_error(invoke(tiny_xc_folder, "run", *words)) and not Path("artifacts").exists()
 
 
 @pytest.mark.parametrize("metrics", ["file/metrics.json", "file/deeper/metrics.json", f"{'a' * 300}.json"])
 def test_stage_is_refused_when_its_metrics_cannot_be_written(
-    metrics: str, tiny_source: Path, working_directory: Path
+    metrics: str, tiny_xc_folder: Path, working_directory: Path
 ) -> None:
-    error = read_error(invoke(tiny_source, "ingest", "--metrics", metrics))
+    error = read_error(invoke(tiny_xc_folder, "ingest", "--metrics", metrics))
     assert error.startswith(f"error: --metrics {metrics}: cannot be written") and "Errno" not in error
     assert [path.name for path in working_directory.iterdir()] == ["file"]
 
@@ -117,22 +118,22 @@ def test_stage_is_refused_when_its_metrics_cannot_be_written(
     ],
 )
 def test_study_is_refused_before_anything_is_computed(
-    row: str, words: tuple[str, ...], error: str, tiny_source: Path, working_directory: Path
+    row: str, words: tuple[str, ...], error: str, tiny_xc_folder: Path, working_directory: Path
 ) -> None:
     (working_directory / "mine.yaml").write_text(f"title: Mine\nrows:\n  - {row}\n")
     (working_directory / "taken" / "mine.md").mkdir(parents=True)
-    assert error in read_error(invoke(tiny_source, "ablate", "--study=mine.yaml", "--seeds=0", *words))
+    assert error in read_error(invoke(tiny_xc_folder, "ablate", "--study=mine.yaml", "--seeds=0", *words))
     assert not list(working_directory.rglob("cache"))
 
 
 def test_output_path_that_a_knob_reads_is_refused(working_directory: Path) -> None:
     for name, kind in (("dataset", "dataset"), ("evaluation", "evaluation")):
-        with drafts({kind: working_directory / name}, sections={}, inputs={}, work=working_directory / "work"):
+        with create_drafts({kind: working_directory / name}, sections={}, inputs={}, work=working_directory / "work"):
             pass
     named = {"scoring.base": working_directory / "evaluation"}
     with (
         pytest.raises(ArtifactError, match="is the place of scoring.base too; give evaluation another --evaluation"),
-        drafts(
+        create_drafts(
             {"evaluation": working_directory / "evaluation"},
             sections={},
             inputs={},

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ramen.artifacts import write_texts
 from ramen.base_run import base_config, graph_uses, with_base_evaluation
 from ramen.cli import cli, runs, tables
 from ramen.config import Config, resolve
+from ramen.files import write_texts
 from ramen.publishing.registry import tracking_uri
 
 OURS = {"p_at_1": 40.0, "psp_at_5": 30.5, "head/p_at_1": 10.0, "torso/p_at_1": 12.0, "tail/p_at_1": 18.0}
@@ -48,7 +48,7 @@ def test_comparison_has_rows_for_base_ramen_and_gain() -> None:
 
 def test_gains_below_two_standard_errors_are_grey(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = {"gain_se/p_at_1": 0.9, "gain_se/psp_at_5": 0.2, "gain_se/torso/p_at_1": 0.6, "gain_se/tail/p_at_1": 1.0}
-    rows = tables.comparison(BASE, OURS | errors)
+    rows = tables.comparison_rows(BASE, OURS | errors)
     p1 = 2 + list(tables.COLUMNS).index("P@1")
     psp5 = 2 + list(tables.COLUMNS).index("PSP@5")
     assert [row[1] for row in rows] == ["base", "ramen", "gain", "s.e."] * 4
@@ -72,7 +72,7 @@ def test_rows_of_peers_come_before_the_base(capsys: pytest.CaptureFixture[str]) 
     ]
     assert not tables.peer_rows(OURS)
     for base in (BASE, None):
-        tables.show_evaluation({**OURS, **peers}, base)
+        tables.print_evaluation({**OURS, **peers}, base)
         lines = [line.split() for line in capsys.readouterr().out.splitlines() if "." in line]
         assert lines[0][:3] == ["overall", "tfidf", "25.25"] and lines[1][0] == "untrained"
         assert lines[2][0] == ("base" if base else "ramen")

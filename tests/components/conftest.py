@@ -58,14 +58,14 @@ class Chain:
 
 
 @pytest.fixture(scope="session")
-def chain(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Chain:
+def chain(tmp_path_factory: pytest.TempPathFactory, tiny_xc_folder: Path) -> Chain:
     """Every component called as a plain function, without tracking."""
     folder = tmp_path_factory.mktemp("chain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAMEN_TRACKING", "off")
         patch.setenv("RAMEN_WORK", str(folder / "work"))
-        artifacts = {stage: call(stage, folder, str(tiny_source)) for stage in STAGES}
-    return Chain(folder, tiny_source, artifacts)
+        artifacts = {stage: call(stage, folder, str(tiny_xc_folder)) for stage in STAGES}
+    return Chain(folder, tiny_xc_folder, artifacts)
 
 
 @pytest.fixture

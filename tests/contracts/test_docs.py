@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ramen.ablation.study import studies
+from ramen.ablation.study import list_studies
 from ramen.cli import cli
 from ramen.config import SECTIONS, knobs, presets
 
@@ -58,7 +58,7 @@ def test_commands_use_existing_options_presets_studies_and_knobs(page: Path) -> 
         if given.get("preset"):
             assert given["preset"] in presets(), words
         if str(given.get("study") or "").removesuffix(".yaml") == given.get("study"):
-            assert given["study"] in studies(), words
+            assert given["study"] in list_studies(), words
         for assignment in given.get("sets") or ():
             section, _, path = assignment.partition("=")[0].partition(".")
             assert any(f"{path}.".startswith(f"{knob}.") for knob, _ in knobs(SECTIONS[section])), words

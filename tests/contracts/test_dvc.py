@@ -34,7 +34,7 @@ def test_dvc_yaml_has_the_stages_of_the_table() -> None:
         artifacts = {dep.removeprefix("artifacts/") for dep in dvc_stage["deps"] if dep.startswith("artifacts/")}
         assert artifacts == set(stage.reads)
         code = {dep.removeprefix("ramen/") for dep in dvc_stage["deps"] if dep.startswith("ramen/")}
-        assert code == {*stage.code, "artifacts.py", "config", "stages.py", "yamlfile.py"}
+        assert code == {*stage.code, "artifacts.py", "config", "files.py", "stages.py", "yamlfile.py"}
     assert "${data.path}" in stages["ingest"]["deps"]
 
 

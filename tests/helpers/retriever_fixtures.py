@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ramen import config
-from ramen.artifacts import Artifact, drafts, open_artifact
+from ramen.artifacts import Artifact, create_drafts, open_artifact
 from ramen.data.dataset import Dataset
 from ramen.encoder.label_vectors import write_classifier, write_context
 from ramen.tracking import NullTracker
@@ -54,12 +54,12 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def artifacts(
-    tiny_problem: Dataset, encoder_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+    tiny_dataset: Dataset, encoder_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> dict[str, Artifact]:
     """Finished `dataset`, `model` and `evaluation`; the marker `labelled` adds label context and classifiers."""
     folders = {name: tmp_path / "artifacts" / name for name in ("dataset", "model", "evaluation")}
-    with drafts(folders, sections={}, inputs={}, work=tmp_path / "work") as written:
-        tiny_problem.write(written["dataset"].path)
+    with create_drafts(folders, sections={}, inputs={}, work=tmp_path / "work") as written:
+        tiny_dataset.write(written["dataset"].path)
         shutil.copytree(encoder_folder, written["model"].path, dirs_exist_ok=True)
         if request.node.get_closest_marker("labelled"):
             rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Assignments that make the whole pipeline run on `tiny_problem` in seconds."""
+"""Assignments that make the whole pipeline run on `tiny_dataset` in seconds."""
 
 SMALL = (
     "data.source=xc", "walk.hops=20", "encoder.name=tiny", "encoder.precision=fp32", "encoder.max_length=16",

@@ -43,15 +43,15 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_pod_without_mlflow_turns_tracking_off_with_a_warning(
-    pod: Path, tiny_source: Path, capsys: pytest.CaptureFixture[str]
+    pod: Path, tiny_xc_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dataset = run_ingest(pod, "data.source=xc", f"data.path={tiny_source}")
+    dataset = run_ingest(pod, "data.source=xc", f"data.path={tiny_xc_folder}")
     assert open_artifact(dataset, "dataset") and not (pod / "mlflow.db").exists()
     assert "this pod has no MLFLOW_TRACKING_URI (secret ramen-mlflow), so tracking is off" in capsys.readouterr().err
     assert os.environ["RAMEN_TRACKING"] == "off", "so that publish-index refuses to register"
 
 
-def test_step_fetches_missing_demo_data(pod: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_fetches_missing_demo_data(pod: Path, tiny_xc_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshots: list[Path] = []
 
     def fetch(path: Path) -> int:
@@ -65,12 +65,12 @@ def test_step_fetches_missing_demo_data(pod: Path, tiny_source: Path, monkeypatc
 
 
 def test_unwritable_volume_is_reported_in_one_line(
-    pod: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pod: Path, tiny_xc_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (pod / "mnt").write_text("no folder")
     monkeypatch.setenv("RAMEN_WORK", str(pod / "mnt" / "work"))
     with pytest.raises(SystemExit) as ended:
-        run_ingest(pod, "data.source=xc", f"data.path={tiny_source}")
+        run_ingest(pod, "data.source=xc", f"data.path={tiny_xc_folder}")
     *_, error, last = capsys.readouterr().err.splitlines()
     assert ended.value.code == 4 and last == "exit code 4"
     assert error.startswith(f"error: {pod / 'mnt' / 'work'}") and "cannot be written" in error

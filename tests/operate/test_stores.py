@@ -59,7 +59,7 @@ MESSAGES = {
     "/busy": "the server answers with status 503; check MLFLOW_TRACKING_URI",
     "/empty": "the response has the model '', expected 'ramen'",
     "/itself": "the server redirects more than 30 times",
-    "/trickle": "the answer is not complete after 2 s",
+    "/trickle": "no complete answer after 2 s",
     "/versions": "the response has the version 'x",
 }
 """Path -> message of `ramen query` about the response."""

@@ -66,7 +66,7 @@ class Cluster:
 
 
 @pytest.fixture
-def step(tmp_path: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def step(tmp_path: Path, tiny_xc_folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Arguments of `run_job` for the warm-up, with real inputs."""
     monkeypatch.setattr(trainjob, "POLL_SECONDS", 0.01)
     monkeypatch.setenv("RAMEN_TRAIN_NODES", "2")
@@ -74,7 +74,7 @@ def step(tmp_path: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("RAMEN_NAMESPACE", "lab")
     monkeypatch.setenv("KFP_RUN_ID", "run-7")
     monkeypatch.chdir(tmp_path)
-    sections = resolve(preset="demo", sets=[*KNOBS, "data.source=xc", f"data.path={tiny_source}"]).sections()
+    sections = resolve(preset="demo", sets=[*KNOBS, "data.source=xc", f"data.path={tiny_xc_folder}"]).sections()
     run_stage("ingest", sections=sections, outputs={"dataset": tmp_path / "pod" / "dataset"})
     inputs = {"dataset": tmp_path / "pod" / "dataset", "graph": tmp_path / "pod" / "graph"}
     run_stage(

@@ -14,7 +14,7 @@ import pytest
 from ramen.config import IndexConfig
 from ramen.errors import GateRefused, Interrupted, RamenError
 from ramen.publishing import gate
-from ramen.publishing.gate import ORIGIN, evaluated, promote, rollback, try_promote
+from ramen.publishing.gate import ORIGIN_PREFIX, evaluation_tags, promote, rollback, try_promote
 from ramen.publishing.registry import resolve_version
 
 GATE = IndexConfig(gate={"psp_at_5": 0.0})
@@ -40,7 +40,7 @@ def _register_update(client: Any, origin: int) -> int:
     origin_tags = _tags(client, origin)
     tags = {"smoke": "passed", "ann_recall": "1.0", "dataset": f"{origin_tags['dataset']}+x"}
     tags |= {"updated_from": str(origin)}
-    tags |= {f"{ORIGIN}{key}": evaluated(origin_tags)[key] for key in ("dataset", "psp_at_5")}
+    tags |= {f"{ORIGIN_PREFIX}{key}": evaluation_tags(origin_tags)[key] for key in ("dataset", "psp_at_5")}
     return int(client.create_model_version("ramen", "file:///nowhere", tags=tags).version)
 
 

@@ -9,18 +9,18 @@ from types import ModuleType
 import pytest
 from on_disk import graphs_of
 
-from ramen.artifacts import drafts
+from ramen.artifacts import create_drafts
 from ramen.data.dataset import Dataset
 from ramen.graph.metadata import write_graphs
 
 
 @pytest.fixture
-def tiny_artifacts(tiny_problem: Dataset, tmp_path: Path) -> dict[str, Path]:
+def tiny_artifacts(tiny_dataset: Dataset, tmp_path: Path) -> dict[str, Path]:
     """Paths of `dataset` and `graph` (original edges, no random walks)."""
     paths = {name: tmp_path / name for name in ("dataset", "graph")}
-    with drafts(paths, sections={}, inputs={}, work=tmp_path / "work") as written:
-        tiny_problem.write(written["dataset"].path)
-        write_graphs(written["graph"].path, graphs_of(tiny_problem))
+    with create_drafts(paths, sections={}, inputs={}, work=tmp_path / "work") as written:
+        tiny_dataset.write(written["dataset"].path)
+        write_graphs(written["graph"].path, graphs_of(tiny_dataset))
     return paths
 
 

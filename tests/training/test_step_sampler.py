@@ -15,7 +15,7 @@ from ramen.config import BaseConfig
 from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.graph.cleaning import false_negative_anchors
 from ramen.objective.triplet import Triplet
-from ramen.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, within_budget
+from ramen.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, sample_pools
 from ramen.training.graph_negatives import GraphNegatives
 from ramen.training.step_sampler import StepSampler
 
@@ -54,8 +54,8 @@ def with_graphs(sampler: StepSampler, problem: Dataset, keep: float = 1.0, sampl
     return sampler
 
 
-def test_an_epoch_visits_every_document_once(tiny_problem: Dataset) -> None:
-    sampler = sampler_of(tiny_problem)
+def test_an_epoch_visits_every_document_once(tiny_dataset: Dataset) -> None:
+    sampler = sampler_of(tiny_dataset)
     for epoch in range(2):
         order = sampler.epoch_order(epoch)
         seen = np.concatenate([sampler.step(order, epoch, i).documents for i in range(sampler.steps_per_epoch)])
@@ -63,17 +63,17 @@ def test_an_epoch_visits_every_document_once(tiny_problem: Dataset) -> None:
     assert not np.array_equal(sampler.epoch_order(0), sampler.epoch_order(1))
 
 
-def test_documents_without_labels_and_lonely_last_documents_make_no_step(tiny_problem: Dataset) -> None:
-    y = tiny_problem.y_train.tolil()
+def test_documents_without_labels_and_lonely_last_documents_make_no_step(tiny_dataset: Dataset) -> None:
+    y = tiny_dataset.y_train.tolil()
     y[5] = 0
     problem = Dataset(
-        tiny_problem.train,
-        tiny_problem.test,
-        tiny_problem.labels,
+        tiny_dataset.train,
+        tiny_dataset.test,
+        tiny_dataset.labels,
         y.tocsr(),
-        tiny_problem.y_test,
-        tiny_problem.filter_train,
-        tiny_problem.filter_test,
+        tiny_dataset.y_test,
+        tiny_dataset.filter_train,
+        tiny_dataset.filter_test,
     )
     sampler = sampler_of(problem, batch_size=29)
     assert 5 not in sampler.base.problem.documents and sampler.steps_per_epoch == 2
@@ -81,27 +81,27 @@ def test_documents_without_labels_and_lonely_last_documents_make_no_step(tiny_pr
     assert sampler_of(problem, batch_size=20).steps_per_epoch == 3
 
 
-def test_positives_are_true_and_masks_cover_every_true_or_filtered_pair(tiny_problem: Dataset) -> None:
-    sampler = sampler_of(tiny_problem)
-    allowed = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+def test_positives_are_true_and_masks_cover_every_true_or_filtered_pair(tiny_dataset: Dataset) -> None:
+    sampler = sampler_of(tiny_dataset)
+    allowed = (tiny_dataset.y_train + tiny_dataset.filter_train).toarray() > 0
     step = sampler.step(sampler.epoch_order(0), 0, 0)
-    assert (tiny_problem.y_train.toarray()[step.documents, step.labels[step.positive]] > 0).all()
+    assert (tiny_dataset.y_train.toarray()[step.documents, step.labels[step.positive]] > 0).all()
     np.testing.assert_array_equal(step.mask, allowed[step.documents][:, step.labels])
 
 
-def test_labels_with_the_positives_very_text_are_masked(tiny_problem: Dataset) -> None:
-    same = np.zeros(len(tiny_problem.labels), np.int64)  # as if all labels had one text
-    sampler = sampler_of(tiny_problem, texts=same)
+def test_labels_with_the_positives_very_text_are_masked(tiny_dataset: Dataset) -> None:
+    same = np.zeros(len(tiny_dataset.labels), np.int64)  # as if all labels had one text
+    sampler = sampler_of(tiny_dataset, texts=same)
     assert sampler.step(sampler.epoch_order(0), 0, 0).mask.all()
 
 
-def test_anchors_come_from_the_pruned_graph_and_masks_from_the_unpruned(tiny_problem: Dataset) -> None:
-    sampler = with_graphs(sampler_of(tiny_problem), tiny_problem, keep=0.5)
+def test_anchors_come_from_the_pruned_graph_and_masks_from_the_unpruned(tiny_dataset: Dataset) -> None:
+    sampler = with_graphs(sampler_of(tiny_dataset), tiny_dataset, keep=0.5)
     order = sampler.epoch_order(0)
     for index in range(sampler.steps_per_epoch):
         step = sampler.step(order, 0, index)
         for name, batch in step.anchors.items():
-            anchors = tiny_problem.anchor_sets[name]
+            anchors = tiny_dataset.anchor_sets[name]
             sides = (
                 ("train", step.documents, batch.document, anchors.train),
                 ("labels", step.labels, batch.label, anchors.labels),
@@ -118,15 +118,15 @@ def test_anchors_come_from_the_pruned_graph_and_masks_from_the_unpruned(tiny_pro
                 assert set(items) - set(rows) == {i for i in items if kept.indptr[i] == kept.indptr[i + 1]}
 
 
-def test_an_anchor_that_reads_as_its_row_is_no_negative(tiny_problem: Dataset) -> None:
-    links = tiny_problem.anchor_sets["links"]
+def test_an_anchor_that_reads_as_its_row_is_no_negative(tiny_dataset: Dataset) -> None:
+    links = tiny_dataset.anchor_sets["links"]
     # anchor 2 is document 7, anchor 5 is label 4, neither by an edge: cleaning takes those away
     texts = list(links.texts.texts)
-    texts[2], texts[5] = tiny_problem.train.texts[7], tiny_problem.labels.texts[4]
+    texts[2], texts[5] = tiny_dataset.train.texts[7], tiny_dataset.labels.texts[4]
     edges = {side: getattr(links, side).tolil() for side in ("train", "labels")}
     edges["train"][7, 2] = edges["labels"][4, 5] = 0
     anchors = replace(links, texts=Texts(links.texts.uids, texts), **{s: e.tocsr() for s, e in edges.items()})
-    problem = replace(tiny_problem, anchor_sets={"links": anchors})
+    problem = replace(tiny_dataset, anchor_sets={"links": anchors})
     sampler = with_graphs(sampler_of(problem, batch_size=60), problem)
     found = set()
     for epoch in range(6):
@@ -142,13 +142,13 @@ def test_an_anchor_that_reads_as_its_row_is_no_negative(tiny_problem: Dataset) -
     assert found == {("train", 7, 2), ("labels", 4, 5)}
 
 
-def test_an_anchor_that_reads_as_one_the_row_is_linked_to_is_no_negative(tiny_problem: Dataset) -> None:
+def test_an_anchor_that_reads_as_one_the_row_is_linked_to_is_no_negative(tiny_dataset: Dataset) -> None:
     """It has the very vector of the positive: pushed away as hard as that is pulled, and nothing would move."""
-    links = tiny_problem.anchor_sets["links"]
+    links = tiny_dataset.anchor_sets["links"]
     texts = np.array(links.texts.texts, object)
     texts[1::2] = texts[::2][: len(texts[1::2])]  # every anchor but the last has a twin
     anchors = replace(links, texts=Texts(links.texts.uids, texts.tolist()))
-    problem = replace(tiny_problem, anchor_sets={"links": anchors})
+    problem = replace(tiny_dataset, anchor_sets={"links": anchors})
     sampler = with_graphs(sampler_of(problem, batch_size=60), problem)
     step = sampler.step(sampler.epoch_order(0), 0, 0)
     batch, twins = step.anchors["links"], (texts[:, None] == texts[None, :]).astype(float)
@@ -159,17 +159,17 @@ def test_an_anchor_that_reads_as_one_the_row_is_linked_to_is_no_negative(tiny_pr
         assert (found.mask & (linked[:, batch.pool] == 0)).any(), "a twin that is not linked itself was in the step"
 
 
-def test_an_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_problem: Dataset) -> None:
+def test_an_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_dataset: Dataset) -> None:
     """Anchors are the labels and the documents, by their uids alone, whatever the edges are."""
     documents, labels = (
         Texts([f"{kind} {uid}" for uid in each.uids], each.texts)
-        for kind, each in (("document", tiny_problem.train), ("label", tiny_problem.labels))
+        for kind, each in (("document", tiny_dataset.train), ("label", tiny_dataset.labels))
     )
     uids = [*labels.uids, *documents.uids]
     drawn = sp.csr_matrix((np.ones(60, np.float32), (np.arange(60), (np.arange(60) * 7) % len(uids))), (60, len(uids)))
     none = sp.csr_matrix((len(labels), len(uids)), dtype=np.float32)
     anchors = AnchorSet(Texts(uids, [f"page {uid}" for uid in uids]), drawn, none)
-    problem = replace(tiny_problem, train=documents, labels=labels, anchor_sets={"pages": anchors})
+    problem = replace(tiny_dataset, train=documents, labels=labels, anchor_sets={"pages": anchors})
     y, eye = problem.y_train, sp.identity(60, format="csr")
     own = {
         "train": sp.hstack([y, eye]).toarray() > 0,
@@ -194,8 +194,8 @@ def test_an_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_problem
     assert (links.mask & ~edges).any()
 
 
-def test_graphs_change_neither_documents_nor_labels_of_a_step(tiny_problem: Dataset) -> None:
-    plain, graphs = sampler_of(tiny_problem), with_graphs(sampler_of(tiny_problem), tiny_problem)
+def test_graphs_change_neither_documents_nor_labels_of_a_step(tiny_dataset: Dataset) -> None:
+    plain, graphs = sampler_of(tiny_dataset), with_graphs(sampler_of(tiny_dataset), tiny_dataset)
     a, b = (s.step(s.epoch_order(4), 4, 1) for s in (plain, graphs))
     np.testing.assert_array_equal(a.documents, b.documents)
     np.testing.assert_array_equal(a.labels, b.labels)
@@ -223,16 +223,16 @@ def test_membership_equals_scipys_indexing() -> None:
         np.testing.assert_array_equal(mask(rows, columns), matrix.toarray()[rows][:, columns] != 0)
 
 
-def test_swapping_nothing_but_the_name_of_a_set_leaves_the_others_alone(tiny_problem: Dataset) -> None:
-    both = with_graphs(sampler_of(tiny_problem), tiny_problem)
+def test_swapping_nothing_but_the_name_of_a_set_leaves_the_others_alone(tiny_dataset: Dataset) -> None:
+    both = with_graphs(sampler_of(tiny_dataset), tiny_dataset)
     one = with_graphs(
-        sampler_of(tiny_problem),
+        sampler_of(tiny_dataset),
         Dataset(
             **{
-                k: getattr(tiny_problem, k)
+                k: getattr(tiny_dataset, k)
                 for k in ("train", "test", "labels", "y_train", "y_test", "filter_train", "filter_test")
             },
-            anchor_sets={"links": tiny_problem.anchor_sets["links"]},
+            anchor_sets={"links": tiny_dataset.anchor_sets["links"]},
         ),
     )
     a, b = (s.step(s.epoch_order(0), 0, 0).anchors["links"] for s in (both, one))
@@ -268,21 +268,21 @@ def test_the_budget_is_kept_and_every_anchor_has_the_same_chance() -> None:
     pools = {"a": np.arange(30), "b": np.arange(100, 110)}
     counts: dict[int, int] = {}
     for key in range(3000):
-        kept = within_budget(pools, {"a": key, "b": 10_000 + key}, 10)
+        kept = sample_pools(pools, {"a": key, "b": 10_000 + key}, 10)
         assert sum(map(len, kept.values())) == 10
         for anchors in kept.values():
             for anchor in anchors.tolist():
                 counts[anchor] = counts.get(anchor, 0) + 1
     np.testing.assert_allclose([counts[a] / 3000 for a in (*range(30), *range(100, 110))], 0.25, atol=0.05)
-    assert {k: v.tolist() for k, v in within_budget(pools, {"a": 0, "b": 1}, 40).items()} == {
+    assert {k: v.tolist() for k, v in sample_pools(pools, {"a": 0, "b": 1}, 40).items()} == {
         k: v.tolist() for k, v in pools.items()
     }
 
 
-def test_a_step_keeps_its_budget_and_its_links_stay_true(tiny_problem: Dataset) -> None:
-    plain = sampler_of(tiny_problem)
-    sampler = sampler_of(tiny_problem, shared_draws=True, anchor_budget=0.2)
-    with_graphs(sampler, tiny_problem)
+def test_a_step_keeps_its_budget_and_its_links_stay_true(tiny_dataset: Dataset) -> None:
+    plain = sampler_of(tiny_dataset)
+    sampler = sampler_of(tiny_dataset, shared_draws=True, anchor_budget=0.2)
+    with_graphs(sampler, tiny_dataset)
     order = sampler.epoch_order(0)
     pulled = set()
     for index in range(sampler.steps_per_epoch):
@@ -290,7 +290,7 @@ def test_a_step_keeps_its_budget_and_its_links_stay_true(tiny_problem: Dataset) 
         np.testing.assert_array_equal(step.labels, bare.labels)
         assert sum(len(b.pool) for b in step.anchors.values()) <= 0.2 * (len(step.documents) + len(step.labels))
         for name, batch in step.anchors.items():
-            edges = tiny_problem.anchor_sets[name]
+            edges = tiny_dataset.anchor_sets[name]
             for items, links, matrix in (
                 (step.documents, batch.document, edges.train),
                 (step.labels, batch.label, edges.labels),
@@ -308,9 +308,9 @@ def two_steps_away(problem: Dataset) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "inverse_sqrt_degree"])
-def test_graph_negatives_share_an_anchor_with_a_document(tiny_problem: Dataset, sampling: str) -> None:
-    graphs = graphs_of(tiny_problem)
-    reachable = two_steps_away(tiny_problem)
+def test_graph_negatives_share_an_anchor_with_a_document(tiny_dataset: Dataset, sampling: str) -> None:
+    graphs = graphs_of(tiny_dataset)
+    reachable = two_steps_away(tiny_dataset)
     everyone = GraphNegatives(graphs, sampling, 1.0)  # type: ignore[arg-type]
     for document in range(60):
         alone = [everyone.draw(np.array([document]), 1000, np.random.default_rng(k)) for k in range(200)]
@@ -333,16 +333,16 @@ def test_an_anchor_is_drawn_by_its_weight_and_then_a_label_uniformly() -> None:
 
 
 @pytest.mark.parametrize("name", ["inbatch", "ngame", "siamesexml"])
-def test_graph_negatives_take_the_place_of_random_labels(tiny_problem: Dataset, name: str) -> None:
-    named = GraphNegatives(graphs_of(tiny_problem), "uniform", 0.5)
+def test_graph_negatives_take_the_place_of_random_labels(tiny_dataset: Dataset, name: str) -> None:
+    named = GraphNegatives(graphs_of(tiny_dataset), "uniform", 0.5)
     none, plain, sampler = (
         with_graphs(
-            sampler_of(tiny_problem, base=BaseConfig(name=name, random_labels=r), graph_negatives=g), tiny_problem
+            sampler_of(tiny_dataset, base=BaseConfig(name=name, random_labels=r), graph_negatives=g), tiny_dataset
         )
         for r, g in ((0.0, None), (0.5, None), (0.5, named))
     )
-    known = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
-    shared = two_steps_away(tiny_problem)
+    known = (tiny_dataset.y_train + tiny_dataset.filter_train).toarray() > 0
+    shared = two_steps_away(tiny_dataset)
     new = gone = 0
     for epoch in range(50):
         least, bare, step = (s.step(s.epoch_order(0), epoch, 0) for s in (none, plain, sampler))
@@ -359,10 +359,10 @@ def test_graph_negatives_take_the_place_of_random_labels(tiny_problem: Dataset, 
 
 
 @pytest.mark.parametrize("name", ["inbatch", "ngame"])
-def test_random_labels_compete_are_pulled_and_change_nothing_else(tiny_problem: Dataset, name: str) -> None:
-    sampler = with_graphs(sampler_of(tiny_problem, base=BaseConfig(name=name, random_labels=0.5)), tiny_problem)
-    plain = with_graphs(sampler_of(tiny_problem, base=BaseConfig(name=name, random_labels=0)), tiny_problem)
-    known = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+def test_random_labels_compete_are_pulled_and_change_nothing_else(tiny_dataset: Dataset, name: str) -> None:
+    sampler = with_graphs(sampler_of(tiny_dataset, base=BaseConfig(name=name, random_labels=0.5)), tiny_dataset)
+    plain = with_graphs(sampler_of(tiny_dataset, base=BaseConfig(name=name, random_labels=0)), tiny_dataset)
+    known = (tiny_dataset.y_train + tiny_dataset.filter_train).toarray() > 0
     seen = np.zeros(30, int)
     for epoch in range(300):
         step, bare = (s.step(s.epoch_order(0), epoch, 0) for s in (sampler, plain))
