@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from ramen import config
 from ramen.artifacts import Draft
-from ramen.console import warn
+from ramen.console import report, warn
 from ramen.data import sources
 from ramen.data.filters import apply_filter_rule
 from ramen.data.statistics import compute_statistics, count_items, summary_metrics
@@ -34,12 +34,12 @@ def ingest(*, dataset: Draft, data: config.DataConfig, track: Tracker) -> dict[s
         loaded = hide_labels(loaded, data.unseen_labels, seed=data.seed)
     track.dataset("raw", sources.fingerprint(data), data.path)
     folder = dataset.path / "validation"
-    report = validate(loaded, folder)
-    track.tags({"validation": "failed" if report.critical else "warnings" if report.warnings else "passed"})
-    if report.critical:
+    validation = validate(loaded, folder)
+    track.tags({"validation": "failed" if validation.critical else "warnings" if validation.warnings else "passed"})
+    if validation.critical:
         track.artifact(folder, "validation")  # `run_stage` only stores the report of a finished stage
-        raise DataError(*report.critical)
-    for warning in report.warnings:
+        raise DataError(*validation.critical)
+    for warning in validation.warnings:
         warn(warning)
     if not loaded.anchor_sets:
         warn(f"{data.path}: no anchor sets, so there are no graphs to train with")
