@@ -132,7 +132,7 @@ def test_output_path_that_a_knob_reads_is_refused(working_directory: Path) -> No
             pass
     named = {"scoring.base": working_directory / "evaluation"}
     with (
-        pytest.raises(ArtifactError, match="is the place of scoring.base too; give evaluation another --evaluation"),
+        pytest.raises(ArtifactError, match="overlaps the directory of scoring.base; give evaluation another --evaluation"),
         create_drafts(
             {"evaluation": working_directory / "evaluation"},
             sections={},

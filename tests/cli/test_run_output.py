@@ -30,7 +30,7 @@ def write_artifacts(folder: Path, metrics: dict[str, float], registered: dict[st
 
 
 def test_comparison_has_rows_for_base_ramen_and_gain() -> None:
-    rows = tables.comparison(BASE, OURS)
+    rows = tables.comparison_rows(BASE, OURS)
     p1 = 2 + list(tables.COLUMNS).index("P@1")
     psp5 = 2 + list(tables.COLUMNS).index("PSP@5")
     assert [row[:2] for row in rows[:3]] == [["overall", "base"], ["", "ramen"], ["", "gain"]]
@@ -41,7 +41,7 @@ def test_comparison_has_rows_for_base_ramen_and_gain() -> None:
         *("15.25", "18.00", "+2.75"),
     ]
     assert [row[psp5] for row in rows[:4]] == ["31.00", "30.50", "-0.50", ""], "a metric without a value stays empty"
-    assert [row[:2] for row in tables.comparison(None, OURS)] == [
+    assert [row[:2] for row in tables.comparison_rows(None, OURS)] == [
         [part, "ramen"] for part in ("overall", "head", "torso", "tail")
     ]
 
@@ -58,7 +58,7 @@ def test_gains_below_two_standard_errors_are_grey(monkeypatch: pytest.MonkeyPatc
     stdout = io.StringIO()
     monkeypatch.setattr("sys.stdout", stdout)
     monkeypatch.setenv("COLUMNS", "100")
-    tables.show_evaluation(OURS | errors, BASE)
+    tables.print_evaluation(OURS | errors, BASE)
     assert (
         "+1.75" in stdout.getvalue() and "[dim]" not in stdout.getvalue() and "clustered by group" in stdout.getvalue()
     )

@@ -345,7 +345,7 @@ def test_slow_response_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         done = _submit(PIPELINE, "--preset", "demo", "--endpoint", f"http://127.0.0.1:{server.getsockname()[1]}")
         stopped.set()
         thread.join(10)
-    assert done.exit_code == 1 and "not complete after 0.5 s" in done.output
+    assert done.exit_code == 1 and "no complete answer after 0.5 s" in done.output
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "http://", "http://host:99999", "http://ho st", "http://[::1"])
