@@ -131,8 +131,9 @@ def test_output_path_that_a_knob_reads_is_refused(working_directory: Path) -> No
         with create_drafts({kind: working_directory / name}, sections={}, inputs={}, work=working_directory / "work"):
             pass
     named = {"scoring.base": working_directory / "evaluation"}
+    error = "overlaps the directory of scoring.base; give evaluation another --evaluation"
     with (
-        pytest.raises(ArtifactError, match="overlaps the directory of scoring.base; give evaluation another --evaluation"),
+        pytest.raises(ArtifactError, match=error),
         create_drafts(
             {"evaluation": working_directory / "evaluation"},
             sections={},
