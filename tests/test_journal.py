@@ -82,6 +82,7 @@ def _client() -> Any:
     return MlflowClient()
 
 
+@pytest.mark.slow
 def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report.html").write_text("the report")
     with open_tracker("warmup") as track:
@@ -123,6 +124,7 @@ def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, caps
     assert CliRunner().invoke(cli, ["tracking", "push"]).output.strip() == "no writes are kept"
 
 
+@pytest.mark.slow
 def test_pending_writes_are_flushed_before_later_writes(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_dataset_pushed_by_a_pod_can_be_pulled_into_a_repository(
     store: Path, s3: str, tmp_path: Path, tiny_xc_folder: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
