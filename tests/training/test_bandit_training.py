@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 
 
 @pytest.mark.slow
