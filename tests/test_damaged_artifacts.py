@@ -58,7 +58,7 @@ def write_model(problem: Dataset, folder: Path) -> None:
 def write_evaluation(problem: Dataset, folder: Path) -> None:
     indices = np.tile(np.arange(30), (20, 1))
     ranking = Ranking(np.pad(indices, ((0, 0), (0, 70)), constant_values=30), np.zeros((20, 100), np.float32))
-    write_predictions(folder / "predictions.parquet", problem, ranking, 100)
+    write_predictions(folder / "predictions.parquet", problem, ranking)
     write_json(folder / "propensity.json", {"a": 0.55, "b": 1.5, "N": 60})
     write_json(folder / "metrics.json", {"p_at_1": 1.0})
     read_contributions(problem, folder).write(folder / "per_document.parquet")

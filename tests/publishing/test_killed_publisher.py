@@ -17,7 +17,7 @@ KILLS = 3
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from ramen.artifacts import drafts, open_artifact
+from ramen.artifacts import create_drafts, open_artifact
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.publishing.stage import publish_index
 from ramen.tracking import open_tracker
@@ -27,7 +27,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 output = {"retriever": Path(sys.argv[1]) / f"retriever-{os.getpid()}"}
 with open_tracker("publish-index") as track:
-    with drafts(output, sections={}, inputs=inputs, work=Path(sys.argv[1]) / "work") as written:
+    with create_drafts(output, sections={}, inputs=inputs, work=Path(sys.argv[1]) / "work") as written:
         index = IndexConfig(gate={}, kind="hnsw", ef_search=int(sys.argv[2]))  # same contents: no new version
         publish_index(**inputs, **written, encoder=EncoderConfig(), index=index, track=track)
 print("done", flush=True)

@@ -67,7 +67,7 @@ def app() -> Iterator[FastAPI]:
         patch.setattr(serving, "resolve_version", resolve)
         patch.setattr(serving, "load_version", lambda *_: Retriever(encoder, index, TEXTS, TEXTS))
         patch.setattr(
-            serving, "versions", lambda model: [RegisteredVersion(1, ["champion"], 0, "r", {"p_at_1": "nan"})]
+            serving, "list_versions", lambda model: [RegisteredVersion(1, ["champion"], 0, "r", {"p_at_1": "nan"})]
         )
         yield serving.make_app("ramen", graph=FakeTrainingGraph(), ui=True)  # type: ignore[arg-type]
 
@@ -146,7 +146,7 @@ def test_unavailable_registry_is_503_without_host_names(client: TestClient, monk
     def fail(*_: Any) -> Any:
         raise RamenError("MLflow at postgresql://u:geheim@db.internal/mlflow: refused")
 
-    monkeypatch.setattr(serving, "versions", fail)
+    monkeypatch.setattr(serving, "list_versions", fail)
     monkeypatch.setattr(serving, "resolve_version", fail)
     for response in (
         client.get("/api/versions"), client.post("/api/query", json={"text": "x", "version": "other"}),
