@@ -335,6 +335,7 @@ def wrong_modes(root: Path, umask: int) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_stage_outputs_follow_the_umask(
     umask: int, tiny_xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,6 +242,7 @@ def test_prune_retrain_without_training_state_is_refused(here: Path) -> None:
         run_stage("prune-retrain", sections={}, inputs=inputs)
 
 
+@pytest.mark.slow
 def test_study_repeats_warmup_only_if_the_training_state_is_needed(
     tiny_xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +262,7 @@ def test_study_repeats_warmup_only_if_the_training_state_is_needed(
     assert open_artifact(warm, "warm_model", complete=True).digest == digest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_run_after_gc_uses_the_cache_or_repeats_warmup(
     tiny_xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -286,6 +288,7 @@ def test_run_after_gc_uses_the_cache_or_repeats_warmup(
     assert capsys.readouterr().err.count("from the cache") == 5
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_run_names_a_damaged_result_and_the_next_run_computes_it_again(
     tiny_xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

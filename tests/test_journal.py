@@ -82,6 +82,7 @@ def _client() -> Any:
     return MlflowClient()
 
 
+@pytest.mark.slow
 def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report.html").write_text("the report")
     with open_tracker("warmup") as track:
@@ -120,9 +121,10 @@ def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, caps
     assert runs["round-1"].data.tags["mlflow.parentRunId"] == track.run_id
     assert runs["inner"].data.tags["mlflow.parentRunId"] == runs["round-1"].info.run_id
     assert runs["round-1"].data.metrics == {"edges_kept": 90.0} and runs["inner"].info.status == "FINISHED"
-    assert CliRunner().invoke(cli, ["tracking", "push"]).output.strip() == "nothing is kept"
+    assert CliRunner().invoke(cli, ["tracking", "push"]).output.strip() == "no writes are kept"
 
 
+@pytest.mark.slow
 def test_pending_writes_are_flushed_before_later_writes(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

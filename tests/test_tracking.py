@@ -259,7 +259,7 @@ def test_compare_reports_a_store_without_pipelines() -> None:
     with open_tracker("ingest"):
         pass  # a single stage is not a pipeline
     result = CliRunner().invoke(cli, ["compare"])
-    assert result.exit_code == 1 and "no pipeline runs in MLflow yet: `ramen run` makes them" in result.output
+    assert result.exit_code == 1 and "MLflow has no pipeline runs; start one with `ramen run`" in result.output
 
 
 def test_ramen_tracking_off_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +272,7 @@ def test_ramen_tracking_off_records_nothing(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_concurrent_processes_create_one_store(tmp_path: Path) -> None:
     code = "import mlflow\nfrom ramen.tracking.store import Store\ninput()\nprint(Store.connect().experiment_id)"
     environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/new.db"}
@@ -305,6 +306,7 @@ def test_run_finishes_with_a_warning_when_files_cannot_be_stored(
     assert "1 writes are pending in" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_unreachable_store_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 

@@ -67,6 +67,7 @@ def test_every_study_of_the_package_is_valid() -> None:
             resolve(preset="demo", sets=row.sets)
 
 
+@pytest.mark.slow
 def test_study_writes_gains_and_second_run_computes_nothing(tiny_xc_folder: Path, workdir: Path) -> None:
     (workdir / "mine.yaml").write_text(
         "title: Mine\nrows:\n"
@@ -94,6 +95,7 @@ def test_study_writes_gains_and_second_run_computes_nothing(tiny_xc_folder: Path
     assert before == {path: path.stat().st_mtime_ns for path in (workdir / "ablations/cache").glob("*/metrics.json")}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_cached_row_records_metrics_and_report_on_its_run(
     tiny_xc_folder: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,6 +129,7 @@ def test_row_equal_to_the_row_it_is_compared_with_is_left_out() -> None:
     assert study.without_repeats(lambda row: resolve(preset="debian", sets=row.sets)) == (study, {})
 
 
+@pytest.mark.slow
 def test_rows_refer_to_the_repeated_row_if_theirs_is_left_out(tiny_xc_folder: Path, workdir: Path) -> None:
     (workdir / "mine.yaml").write_text(
         "title: Mine\nrows:\n"
@@ -140,6 +143,7 @@ def test_rows_refer_to_the_repeated_row_if_theirs_is_left_out(tiny_xc_folder: Pa
     assert {name: row["against"] for name, row in results.items()} == {"plain": "", "other": "plain"}
 
 
+@pytest.mark.slow
 def test_published_results_follow_a_study_of_their_data_set(tiny_xc_folder: Path, workdir: Path) -> None:
     source = shutil.copytree(tiny_xc_folder, workdir / "LF-WikiSeeAlsoTitles-320K")
     printed = run_ablate(source, "--study", "design", "--rows", "AugGT", "--seeds", "0")
@@ -151,6 +155,7 @@ def test_published_results_follow_a_study_of_their_data_set(tiny_xc_folder: Path
     assert any(line.startswith("| RAMEN ICLR | AugGT | ") for line in below)
 
 
+@pytest.mark.slow
 def test_changed_raw_data_are_ingested_again(tiny_xc_folder: Path, workdir: Path) -> None:
     source = shutil.copytree(tiny_xc_folder, workdir / "source")
     options = ("--study", "bases", "--rows", "inbatch", "--seeds", "0")
@@ -167,6 +172,7 @@ def test_changed_raw_data_are_ingested_again(tiny_xc_folder: Path, workdir: Path
     assert sorted(text.split()[0] for text in ingested) == ["notes", "remarks"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_rows_are_runs_of_a_separate_experiment(tiny_xc_folder: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
@@ -182,6 +188,7 @@ def test_rows_are_runs_of_a_separate_experiment(tiny_xc_folder: Path, tmp_path: 
     assert "MLFLOW_EXPERIMENT_NAME" not in os.environ, "the environment is restored"
 
 
+@pytest.mark.slow
 def test_gains_have_standard_errors_clustered_by_group(tiny_xc_folder: Path, workdir: Path) -> None:
     options = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.links=true")
     source = shutil.copytree(tiny_xc_folder, workdir / "source")
@@ -231,6 +238,7 @@ def test_single_test_document_gives_no_standard_error(tmp_path: Path, monkeypatc
     assert summarise(*rows, ["p_at_1"]).gain_error == {}, "NaN is not valid JSON"
 
 
+@pytest.mark.slow
 def test_peers_study_has_a_row_for_each_peer_that_can_run(
     tiny_xc_folder: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +264,7 @@ def test_peers_study_has_a_row_for_each_peer_that_can_run(
     assert kept == {path: path.stat().st_mtime_ns for path in (workdir / "ablations/cache").glob("peer-*/metrics.json")}
 
 
+@pytest.mark.slow
 def test_peer_gets_the_training_time_of_the_row_in_time_of(
     tiny_xc_folder: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +301,7 @@ def read_test_labels(source: Path) -> dict[str, set[int]]:
     return {uid: {int(pair.split(":")[0]) for pair in row.split()} for uid, row in zip(uids, rows, strict=True)}
 
 
+@pytest.mark.slow
 def test_training_time_includes_interrupted_attempts(
     tiny_xc_folder: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +324,7 @@ def test_training_time_includes_interrupted_attempts(
     assert not list(workdir.rglob("seconds.json"))
 
 
+@pytest.mark.slow
 def test_changed_encoder_folder_invalidates_the_cache(tiny_xc_folder: Path, workdir: Path) -> None:
     options = ("--study", "bases", "--rows", "inbatch", "--seeds", "0", f"--set=encoder.name={workdir / 'start'}")
     warmups = []
@@ -340,6 +351,7 @@ def test_changed_base_evaluation_changes_the_cache_version(tmp_path: Path) -> No
     assert versions[0] == versions[1] != versions[2]
 
 
+@pytest.mark.slow
 def test_rows_with_classifiers_also_report_the_encoder(tiny_xc_folder: Path, workdir: Path) -> None:
     run_ablate(tiny_xc_folder, "--study", "bases", "--rows", "ngame", "--seeds", "0")
     metrics = json.loads((workdir / "ablations/bases.json").read_text())["ngame"]["seeds"]["0"]["metrics"]

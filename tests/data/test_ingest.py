@@ -50,6 +50,7 @@ def ingest(folder: Path, out: Path, track: NullTracker | None = None, **values: 
     return run_stage("ingest", sections={"data": data}, outputs={"dataset": out}, track=track)
 
 
+@pytest.mark.slow
 def test_ingest_writes_dataset_and_validation_report(
     tiny_dataset: Dataset, xc_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_ingest_writes_dataset_and_validation_report(
     assert artifact.counts["filtered_pairs"] == {"identity": "uid", "files": 2, "self_pairs": 1, "reciprocal": 0}
 
 
+@pytest.mark.slow
 def test_digest_does_not_depend_on_time_zone(xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest(xc_folder, tmp_path / "one")
     with monkeypatch.context() as elsewhere:
@@ -185,6 +187,7 @@ BROKEN: list[tuple[Callable[[Dataset], Dataset], list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "expected"), BROKEN)
 def test_each_critical_rule_finds_its_defect(
     tiny_dataset: Dataset, tmp_path: Path, damage: Callable[[Dataset], Dataset], expected: list[str]
@@ -195,6 +198,7 @@ def test_each_critical_rule_finds_its_defect(
     assert "fa-times" in page, "the Data Docs show the failure"
 
 
+@pytest.mark.slow
 def test_test_documents_copied_from_training_are_a_warning(tiny_dataset: Dataset, tmp_path: Path) -> None:
     row = 5
     labels = tiny_dataset.y_test.tolil()

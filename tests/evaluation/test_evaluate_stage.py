@@ -72,6 +72,7 @@ def inputs(tiny_dataset: Dataset, tmp_path: Path) -> dict[str, Path]:
     return write_inputs(tiny_dataset, tmp_path)
 
 
+@pytest.mark.slow
 def test_link_prediction_uses_all_raw_edges_regardless_of_pruning(tiny_dataset: Dataset, tmp_path: Path) -> None:
     # more anchors than the depth of 100, so that the recall can be below 100 %
     links = tiny_dataset.anchor_sets["links"]

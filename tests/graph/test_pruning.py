@@ -121,6 +121,7 @@ def test_drawable_edges_keeps_at_most_the_allowed_edges_per_row() -> None:
     assert not np.array_equal(chosen, sample_row_edges(graph, most, None, key=2))
 
 
+@pytest.mark.slow
 def test_drawable_edges_are_weighted_samples_shared_between_rows() -> None:
     graph = make_skewed_graph()
     weights = 1.0 / np.sqrt(np.maximum(np.bincount(graph.indices, minlength=3000), 1))

@@ -1,4 +1,4 @@
-"""A problem as the artifacts that stages read, a matrix as a graph."""
+"""Datasets written as artifacts, and matrices converted to graphs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ramen.stages import run_stage
 
 
 def on_disk(problem: Dataset, folder: Path) -> dict[str, Path]:
-    """Write `dataset` and `graph` (edges as they are) into a folder; returns their paths."""
-    places = {name: folder / name for name in ("dataset", "graph")}
-    with create_drafts({"dataset": places["dataset"]}, sections={}, inputs={}, work=folder / "work") as made:
-        problem.write(made["dataset"].path)
-    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": places["dataset"]},
-              outputs={"graph": places["graph"]})  # fmt: skip
-    return places
+    """Write the artifacts `dataset` and `graph` (original edges only) to a folder, and return their paths."""
+    paths = {name: folder / name for name in ("dataset", "graph")}
+    with create_drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as written:
+        problem.write(written["dataset"].path)
+    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": paths["dataset"]},
+              outputs={"graph": paths["graph"]})  # fmt: skip
+    return paths
 
 
 def graph_of(matrix: sp.csr_matrix) -> Graph:
-    """Every entry as an original edge."""
+    """Return a graph with every entry of the matrix as an original edge."""
     edges = len(matrix.indices)
     return Graph(
         matrix.indptr.astype(np.int64),
@@ -36,7 +36,7 @@ def graph_of(matrix: sp.csr_matrix) -> Graph:
 
 
 def graphs_of(problem: Dataset) -> dict[str, dict[str, Graph]]:
-    """The edges of all anchor sets as they are."""
+    """Return the original edges of all anchor sets: name -> side -> graph."""
     return {
         name: {"train": graph_of(anchors.train), "labels": graph_of(anchors.labels)}
         for name, anchors in problem.anchor_sets.items()

@@ -1,4 +1,4 @@
-"""A small recipe for both training stages, and how to look at what they wrote."""
+"""A small configuration for both training stages, and functions that read their outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from ramen.stages import run_stage
 from ramen.tracking import NullTracker
 
 SECTIONS: dict[str, dict[str, Any]] = {
-    "encoder": {"name": "tiny", "precision": "fp32", "max_length": 16, "dropout": -1},  # its draws are resumed too
+    "encoder": {
+        "name": "tiny",
+        "precision": "fp32",
+        "max_length": 16,
+        "dropout": -1,
+    },  # dropout, so that tests of resuming cover its random state
     "objective": {},
     "training": {
         "batch_size": 16,
@@ -37,7 +42,7 @@ def changed(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def train(
     artifacts: dict[str, Path], out: Path, sections: dict[str, dict[str, Any]] = SECTIONS, again: bool = True
 ) -> dict[str, float]:
-    """Run both stages; `again=False` leaves a stage alone whose output is there."""
+    """Run both stages and return the metrics of the second; `again=False` skips a stage whose output exists."""
     inputs = {name: artifacts[name] for name in ("dataset", "graph")}
     if again or not (out / "warm_model").exists():
         run_stage("warmup", sections=sections, inputs=inputs, outputs={"warm_model": out / "warm_model"})
@@ -65,7 +70,7 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 
 class StopAt(NullTracker):
-    """Sends the process SIGTERM at the n-th point of a curve, as a pre-empted node would."""
+    """Sends SIGTERM to the process at the n-th logged point of a curve, like a pre-empted node."""
 
     def __init__(self, left: int) -> None:
         self.left = left

@@ -51,6 +51,7 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_dataset_pushed_by_a_pod_can_be_pulled_into_a_repository(
     store: Path, s3: str, tmp_path: Path, tiny_xc_folder: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +97,7 @@ def test_failed_push_is_a_warning_and_keeps_the_artifact(
     assert (tmp_path / "pod" / "dataset" / "manifest.json").is_file()
     assert "dataset cannot be pushed" in capsys.readouterr().err
     done = CliRunner().invoke(cli, ["dvc-adopt", run[:8]])
-    assert done.exit_code == 1 and "pushed nothing; was RAMEN_DVC_REMOTE set" in done.output
+    assert done.exit_code == 1 and "pushed no data; set RAMEN_DVC_REMOTE" in done.output
 
 
 def test_wrong_access_keys_are_one_error_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

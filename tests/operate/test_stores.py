@@ -165,6 +165,7 @@ def test_damaged_database_is_reported(use_store: Any, tmp_path: Path, tracking_t
     assert "tables.db" in _run_failing(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ANSWERS)
 def test_http_server_that_is_not_mlflow_is_reported(use_store: Any, other_server: str, path: str) -> None:
     use_store(other_server + path)
@@ -263,6 +264,7 @@ def _register(source: str) -> None:
     client.set_registered_model_alias("ramen", "champion", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3")
 def test_unreachable_artifact_store_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _register("s3://graphs/models/1")

@@ -99,6 +99,7 @@ def test_tfidf_keeps_heaviest_terms_of_a_label(monkeypatch: pytest.MonkeyPatch) 
     assert tfidf._keep_heaviest(rows).toarray().tolist() == [[0, 0.5, 0.4], [0.3, 0, 0.2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda problem: problem, make_zero_shot])
 def test_untrained_matches_cosine_of_sentence_transformers(make: object, tiny_dataset: Dataset, tmp_path: Path) -> None:
     reference = pytest.importorskip("sentence_transformers")

@@ -204,6 +204,7 @@ def test_better_of_two_concurrent_publishers_is_promoted(
     assert resolve_version("ramen", "champion") == (slow if better_is_slow else fast)
 
 
+@pytest.mark.slow
 def test_best_of_many_publishing_processes_is_promoted(client: Any, store: Path) -> None:
     try_promote("ramen", _register(client, 30.0), GATE)
     scores = {_register(client, psp): psp for psp in (31.0, 33.5, 29.0, 33.0)}

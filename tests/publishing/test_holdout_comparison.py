@@ -88,6 +88,7 @@ def publish(artifacts: dict[str, Artifact], tiny_dataset: Dataset, tmp_path: Pat
     return run
 
 
+@pytest.mark.slow
 def test_gate_compares_versions_of_different_days(publish: Callable[[str], Any]) -> None:
     assert publish("poor")["alias"] == "champion"
     worse = publish("poor")

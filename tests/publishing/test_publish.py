@@ -59,6 +59,7 @@ def _read_receipt(retriever: Artifact) -> dict[str, Any]:
     return json.loads((retriever.path / "receipt.json").read_text())  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_published_version_answers_like_exact_retrieval(
     publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_dataset: Dataset
 ) -> None:
@@ -120,6 +121,7 @@ def test_index_holds_fused_label_vectors_and_version_holds_only_the_encoder(
     assert not list(logged.rglob("classifier.safetensors"))
 
 
+@pytest.mark.slow
 def test_logged_model_loads_from_its_own_code_without_pickle(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     script = """
@@ -145,6 +147,7 @@ print(json.dumps({"code": ramen.__file__, "answers": [dict(answer) for answer in
     assert not list(tmp_path.rglob("*.pkl"))
 
 
+@pytest.mark.slow
 def test_version_that_fails_its_smoke_test_is_not_promoted(
     publish: Publish, track: Any, client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_version_that_fails_its_smoke_test_is_not_promoted(
         promote("ramen", "champion", "2")
 
 
+@pytest.mark.slow
 def test_worse_version_is_registered_and_promoted_only_by_force(
     publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact]
 ) -> None:
@@ -189,6 +193,7 @@ def test_worse_version_is_registered_and_promoted_only_by_force(
     assert resolve_version("ramen", "champion") == 1
 
 
+@pytest.mark.slow
 def test_unchanged_contents_reuse_the_registered_version(publish: Publish, track: Any, client: Any) -> None:
     publish(track)
     before = client.get_model_version("ramen", "1").tags
@@ -202,6 +207,7 @@ def test_unchanged_contents_reuse_the_registered_version(publish: Publish, track
     assert rollback("ramen", "champion") == (2, 1)
 
 
+@pytest.mark.slow
 def test_unchanged_contents_are_promoted_unless_withdrawn(
     publish: Publish, track: Any, artifacts: dict[str, Artifact]
 ) -> None:
@@ -223,6 +229,7 @@ def test_unchanged_contents_are_promoted_unless_withdrawn(
     assert metrics["promoted"] == 0 and "`ramen promote 1`" in _read_receipt(retriever)["registered"]["refused"]
 
 
+@pytest.mark.slow
 def test_version_with_missing_files_is_registered_again(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     for file in tmp_path.glob(f"files/**/{INDEX_FILE}"):
@@ -269,6 +276,7 @@ def test_gate_refuses(
     assert re.search(refused, reason) and bool(refused) == bool(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet", ".csv", ".tsv"])
 def test_answer_file_gives_the_same_answers_as_single_queries(
     publish: Publish, track: Any, tiny_dataset: Dataset, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
@@ -294,6 +302,7 @@ def test_answer_file_gives_the_same_answers_as_single_queries(
         assert rows["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_answer_file_writes_every_format(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     queries = tmp_path / "queries.csv"

@@ -1,4 +1,4 @@
-"""Artifacts `dataset` and `graph` of the tiny problem, written once per test, and a problem planted in its graphs."""
+"""The artifacts `dataset` and `graph` of the tiny dataset, and the planted problem of a benchmark."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ramen.graph.metadata import write_graphs
 
 @pytest.fixture
 def tiny_artifacts(tiny_dataset: Dataset, tmp_path: Path) -> dict[str, Path]:
-    """Paths of `dataset` and `graph` (raw edges, no walk)."""
-    places = {name: tmp_path / name for name in ("dataset", "graph")}
-    with create_drafts(places, sections={}, inputs={}, work=tmp_path / "work") as made:
-        tiny_dataset.write(made["dataset"].path)
-        write_graphs(made["graph"].path, graphs_of(tiny_dataset))
-    return places
+    """Paths of `dataset` and `graph` (original edges, no random walks)."""
+    paths = {name: tmp_path / name for name in ("dataset", "graph")}
+    with create_drafts(paths, sections={}, inputs={}, work=tmp_path / "work") as written:
+        tiny_dataset.write(written["dataset"].path)
+        write_graphs(written["graph"].path, graphs_of(tiny_dataset))
+    return paths
 
 
 @pytest.fixture(scope="session")
 def planting() -> ModuleType:
-    """The benchmark, which has the planted problem."""
+    """The module `benchmarks/bandit.py`, which generates the planted problem."""
     path = Path(__file__).parents[2] / "benchmarks/bandit.py"
     spec = importlib.util.spec_from_file_location("planted_bandit", path)
     assert spec and spec.loader

@@ -1,28 +1,23 @@
-"""Run components on the tiny problem: as plain functions, and on Kubeflow's local runner."""
+"""Fixtures that run components on the tiny dataset: as plain functions, and on Kubeflow's local runner."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_pipeline import SMALL
 
+from components import load_component
 from ramen.config import resolve
 from ramen.stages import STAGES
-
-SMALL = (
-    "data.source=xc", "walk.hops=20", "encoder.name=tiny", "encoder.precision=fp32", "encoder.max_length=16",
-    "training.batch_size=16", "training.epochs=2", "training.warmup_epochs=1", "training.threads=1",
-    "training.validation_fraction=0.1", "pruning.every=1", "index.kind=flat", "index.model=",
-)  # fmt: skip
 
 
 @dataclass
 class FakeArtifact:
-    """What a component sees of a KFP artifact: a path, metadata, and for `Metrics` the scalars logged."""
+    """The part of a KFP artifact that components use; `scalars` holds the values logged to a `Metrics` artifact."""
 
     path: str
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -35,55 +30,49 @@ class FakeArtifact:
 Call = Callable[..., dict[str, FakeArtifact]]
 
 
-def component_of(stage: str) -> Any:
-    """The component of a stage, by its name in the table."""
-    identifier = STAGES[stage].identifier
-    return getattr(importlib.import_module(f"components.{identifier}.component"), identifier)
-
-
-def call(stage: str, folder: Path, path: str, *more: str) -> dict[str, FakeArtifact]:
-    """Call a component as a plain function on artifacts under `folder`; `path` is the data set's folder."""
-    table = STAGES[stage]
-    sections = resolve(preset="demo", sets=[*SMALL, f"data.path={path}", *more]).sections(table.sections)
+def call(stage: str, folder: Path, data_path: str) -> dict[str, FakeArtifact]:
+    """Call a component as a plain function on artifacts under `folder`."""
+    record = STAGES[stage]
+    sections = resolve(preset="demo", sets=[*SMALL, "index.model=", f"data.path={data_path}"]).sections(record.sections)
     reports = {"report"} if stage in ("ingest", "evaluate") else set()
-    names = {*table.reads, *table.writes, *reports}
+    names = {*record.reads, *record.writes, *reports}
     artifacts = {name: FakeArtifact(str(folder / name)) for name in names}
     artifacts["scalars"] = FakeArtifact(str(folder / f"{stage}-scalars"))
-    component_of(stage).python_func(**sections, version="test", **artifacts)
+    load_component(record).python_func(**sections, version="test", **artifacts)
     return artifacts
 
 
 @pytest.fixture(scope="session")
 def call_component() -> Call:
-    """`call`, for tests of single calls."""
+    """The function `call`."""
     return call
 
 
 @dataclass
 class Chain:
-    """The artifacts of all six components, called once in order: `folder/<artifact>`, and what each call reported."""
+    """The artifacts of all components, called in order; their files are under `folder/<artifact>`."""
 
     folder: Path
     source: Path
-    made: dict[str, dict[str, FakeArtifact]]
+    artifacts: dict[str, dict[str, FakeArtifact]]
 
 
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory: pytest.TempPathFactory, tiny_xc_folder: Path) -> Chain:
-    """Every component called as a plain function, untracked."""
+    """Every component called as a plain function, without tracking."""
     folder = tmp_path_factory.mktemp("chain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAMEN_TRACKING", "off")
         patch.setenv("RAMEN_WORK", str(folder / "work"))
-        made = {stage: call(stage, folder, str(tiny_xc_folder)) for stage in STAGES}
-    return Chain(folder, tiny_xc_folder, made)
+        artifacts = {stage: call(stage, folder, str(tiny_xc_folder)) for stage in STAGES}
+    return Chain(folder, tiny_xc_folder, artifacts)
 
 
 @pytest.fixture
 def run_locally(chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Path]]:
-    """Run one component on the local subprocess runner; gives its outputs' paths.
+    """A function that runs one component on the local subprocess runner and returns the paths of its outputs.
 
-    The runner refuses a component with input artifacts called alone: importers in a pipeline bring them in.
+    The runner cannot call a component with input artifacts directly, so a pipeline imports them.
     """
     from kfp import dsl, local
 
@@ -91,21 +80,23 @@ def run_locally(chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("RAMEN_WORK", str(tmp_path / "work"))
 
     def run(stage: str) -> dict[str, Path]:
-        table, component = STAGES[stage], component_of(stage)
-        path = f"data.path={chain.source}"
-        sections = resolve(preset="demo", sets=[*SMALL, path]).sections(table.sections)
+        record = STAGES[stage]
+        component = load_component(record)
+        sections = resolve(preset="demo", sets=[*SMALL, "index.model=", f"data.path={chain.source}"]).sections(
+            record.sections
+        )
         kinds = {name: value.type for name, value in (component.component_spec.inputs or {}).items()}
 
         @dsl.pipeline(name="single")  # type: ignore[untyped-decorator]
-        def single():  # type: ignore[no-untyped-def]  # kfp reads annotations, which are text in this file
-            brought = {
+        def single():  # type: ignore[no-untyped-def]  # kfp evaluates annotations, which are strings in this file
+            imported = {
                 name: dsl.importer(
                     artifact_uri=str(chain.folder / name),
                     artifact_class=getattr(dsl, kinds[name].split("@")[0].removeprefix("system.")),
                 ).output
-                for name in table.reads
+                for name in record.reads
             }
-            component(**sections, version="test", **brought)
+            component(**sections, version="test", **imported)
 
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path / "root"), raise_on_error=True)
         single()
