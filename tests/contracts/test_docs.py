@@ -16,7 +16,9 @@ from ramen.cli import cli
 from ramen.config import SECTIONS, knobs, presets
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("infra/*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("infra/*.md")]
+)
 
 
 def _name(path: Path) -> str:
