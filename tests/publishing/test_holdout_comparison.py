@@ -37,7 +37,7 @@ def make_ranking(problem: Dataset, quality: str) -> Ranking:
 def write_evaluation(folder: Path, problem: Dataset, quality: str) -> None:
     (folder / "metrics.json").write_text(json.dumps({"psp_at_5": 30.0}))
     (folder / "propensity.json").write_text(json.dumps({"a": 0.55, "b": 1.5, "N": len(problem.train)}))
-    write_predictions(folder / PREDICTIONS, problem, make_ranking(problem, quality), 100)
+    write_predictions(folder / PREDICTIONS, problem, make_ranking(problem, quality))
 
 
 @pytest.mark.parametrize("kind", ["flat", "IVF8,Flat"])  # the comparison must search all eight lists, not one
