@@ -257,7 +257,7 @@ def test_base_of_another_dataset_or_propensity_is_refused(
     inputs: dict[str, Path], tiny_dataset: Dataset, tmp_path: Path
 ) -> None:
     run_evaluate(inputs, tmp_path / "base")
-    with pytest.raises(ArtifactError, match="a=0.55, b=1.5, here a=0.6"):
+    with pytest.raises(ArtifactError, match="a=0.55, b=1.5, expected a=0.6"):
         run_evaluate(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), propensity_a=0.6)
     other = write_inputs(replace(tiny_dataset, y_test=tiny_dataset.y_test[::-1].tocsr()), tmp_path / "other")
     with pytest.raises(ArtifactError, match="another dataset"):
