@@ -1,4 +1,4 @@
-"""A problem as the artifacts that stages read, a matrix as a graph."""
+"""Artifacts and graphs made from a dataset, with its edges unchanged."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import scipy.sparse as sp
 
 from ramen.artifacts import drafts
 from ramen.data.dataset import Dataset
-from ramen.graph.metadata import Graph
+from ramen.graph.metadata import Graph, Side
 from ramen.stages import run_stage
 
 
 def on_disk(problem: Dataset, folder: Path) -> dict[str, Path]:
-    """Write `dataset` and `graph` (edges as they are) into a folder; returns their paths."""
-    places = {name: folder / name for name in ("dataset", "graph")}
-    with drafts({"dataset": places["dataset"]}, sections={}, inputs={}, work=folder / "work") as made:
-        problem.write(made["dataset"].path)
-    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": places["dataset"]},
-              outputs={"graph": places["graph"]})  # fmt: skip
-    return places
+    """Write the artifacts `dataset` and `graph` (without a walk) into a folder; return their paths."""
+    paths = {name: folder / name for name in ("dataset", "graph")}
+    with drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
+        problem.write(draft["dataset"].path)
+    run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": paths["dataset"]},
+              outputs={"graph": paths["graph"]})  # fmt: skip
+    return paths
 
 
-def graph_of(matrix: sp.csr_matrix) -> Graph:
-    """Every entry as an original edge."""
+def make_graph(matrix: sp.csr_matrix) -> Graph:
+    """Return a graph in which every entry of the matrix is an original edge."""
     edges = len(matrix.indices)
     return Graph(
         matrix.indptr.astype(np.int64),
@@ -35,9 +35,9 @@ def graph_of(matrix: sp.csr_matrix) -> Graph:
     )
 
 
-def graphs_of(problem: Dataset) -> dict[str, dict[str, Graph]]:
-    """The edges of all anchor sets as they are."""
+def graphs_of(problem: Dataset) -> dict[str, dict[Side, Graph]]:
+    """Return the graphs of all anchor sets."""
     return {
-        name: {"train": graph_of(anchors.train), "labels": graph_of(anchors.labels)}
+        name: {Side.DOCUMENT: make_graph(anchors.train), Side.LABEL: make_graph(anchors.labels)}
         for name, anchors in problem.anchor_sets.items()
     }
