@@ -44,24 +44,24 @@ def _documents(rng: np.random.Generator, count: int, words: list[list[str]]) -> 
 
 
 @pytest.fixture
-def tiny_problem() -> Dataset:
-    """The small dataset of `make_tiny_problem`."""
-    return make_tiny_problem()
+def tiny_dataset() -> Dataset:
+    """The small dataset of `make_tiny_dataset`."""
+    return make_tiny_dataset()
 
 
 @pytest.fixture(scope="session")
-def shared_problem() -> Dataset:
+def shared_dataset() -> Dataset:
     """The small dataset, shared by all tests of a session: do not modify it."""
-    return make_tiny_problem()
+    return make_tiny_dataset()
 
 
 @pytest.fixture(scope="session")
-def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_xc_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small dataset as a folder for the source `xc`, shared by all tests of a session: do not modify it."""
-    return write_xc(make_tiny_problem(), tmp_path_factory.mktemp("source") / "xc")
+    return write_xc(make_tiny_dataset(), tmp_path_factory.mktemp("source") / "xc")
 
 
-def make_tiny_problem() -> Dataset:
+def make_tiny_dataset() -> Dataset:
     """Make 60 training documents, 20 test documents, 30 labels in 6 topics, and anchor sets `category` and `links`.
 
     The text of a label names one word, the text of a document the words of its labels. Anchors of `category` are
@@ -152,9 +152,9 @@ def _write_matrix(path: Path, matrix: sp.csr_matrix) -> None:
 
 
 @pytest.fixture
-def xc_folder(tiny_problem: Dataset, tmp_path: Path) -> Path:
-    """`tiny_problem` as a folder for the source `xc`."""
-    return write_xc(tiny_problem, tmp_path / "xc")
+def xc_folder(tiny_dataset: Dataset, tmp_path: Path) -> Path:
+    """`tiny_dataset` as a folder for the source `xc`."""
+    return write_xc(tiny_dataset, tmp_path / "xc")
 
 
 @pytest.fixture

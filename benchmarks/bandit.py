@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from ramen.artifacts import drafts
+from ramen.artifacts import create_drafts
 from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.stages import run_stage
 
@@ -98,7 +98,7 @@ def _matrix(rows: Iterable[Iterable[int]], columns: int) -> sp.csr_matrix:
 def write(dataset: Dataset, folder: Path) -> dict[str, Path]:
     """Write the artifacts `dataset` and `graph` (without a walk); return their paths."""
     paths = {name: folder / name for name in ("dataset", "graph")}
-    with drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
+    with create_drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
         dataset.write(draft["dataset"].path)
     run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": paths["dataset"]},
               outputs={"graph": paths["graph"]})  # fmt: skip

@@ -117,11 +117,11 @@ def run_retrieval(folder: Path, labels: int) -> None:
 def run_metrics(folder: Path, labels: int) -> None:
     """Compute all metrics for a tenth as many test documents as labels."""
     from ramen.data.dataset import Dataset
-    from ramen.evaluation.metrics import evaluate, inverse_propensity
+    from ramen.evaluation.metrics import compute_metrics, inverse_propensity
 
     problem = Dataset.read(folder / "dataset")
     first = np.random.default_rng(0).integers(0, labels - DEPTH, (len(problem.test), 1))
-    evaluate(first + np.arange(DEPTH), problem.y_test, inverse_propensity(problem.y_train, 0.55, 1.5))
+    compute_metrics(first + np.arange(DEPTH), problem.y_test, inverse_propensity(problem.y_train, 0.55, 1.5))
 
 
 PARTS: dict[str, Callable[[Path, int], None]] = {

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import scipy.sparse as sp
 
-from ramen.evaluation.metrics import evaluate, inverse_propensity
+from ramen.evaluation.metrics import compute_metrics, inverse_propensity
 
 
 def make_predictions(documents: int, labels: int, depth: int) -> tuple[np.ndarray, sp.csr_matrix, np.ndarray]:
@@ -55,9 +55,9 @@ def main() -> None:
     args = parser.parse_args()
     indices, y, inv_p = make_predictions(args.documents, args.labels, 100)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    evaluate(indices[:1000], y[:1000], inv_p)
+    compute_metrics(indices[:1000], y[:1000], inv_p)
     for depth in (5, 100):
-        seconds, metrics = best_of(args.runs, lambda d=depth: evaluate(indices[:, :d], y, inv_p))
+        seconds, metrics = best_of(args.runs, lambda d=depth: compute_metrics(indices[:, :d], y, inv_p))
         peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         print(f"ramen    k={depth:3} {seconds:7.2f} s  peak +{max(peak, 0):.0f} MiB")
         try:

@@ -84,7 +84,7 @@ def publish_models(folder: Path, snapshot: Path) -> Sequence[str]:
     vectors = encoder.encode(labels.texts)
     flat = IndexConfig(kind="flat")
     (folder / "retriever").mkdir()
-    from ramen.artifacts import sha256
+    from ramen.files import sha256
 
     files = {
         str(file.relative_to(folder / "model")): {"bytes": file.stat().st_size, "sha256": sha256(file)}

@@ -37,9 +37,9 @@ STOP_SECONDS = 30
 
 def publish_index(folder: Path) -> None:
     """Register a small index of random labels as ramen@champion in the folder's tracking store."""
-    from ramen.artifacts import sha256
     from ramen.config import EncoderConfig, IndexConfig
     from ramen.encoder.loading import load_encoder
+    from ramen.files import sha256
     from ramen.index.build import build_index
     from ramen.index.retriever import write_retriever
     from ramen.publishing.publish import publish

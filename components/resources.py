@@ -1,31 +1,31 @@
-"""What each task asks of the cluster; the only place that says so."""
+"""Resources of each task, and the names of the cluster objects that the tasks use."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 NAMESPACE = "ramen"
-"""Namespace of the manifests in infra/kustomize; the runs' own namespace is the submitter's."""
+"""Namespace of the manifests in infra/kustomize; runs use the submitter's namespace."""
 
 SERVICE_ACCOUNT = "ramen-pipeline"
-"""Account that the steps run as, with the rights that infra/kustomize gives it."""
+"""Service account of the steps; infra/kustomize defines its rights."""
 
 GPU = "nvidia.com/gpu"
 GPU_POOL = ("ramen.dev/pool", "gpu")
-"""Label of the GPU nodes, as (key, value); put it on whatever pool shall train."""
+"""Label (key, value) of the nodes that train; set it on a node pool with GPUs."""
 
 MLFLOW_SECRET = "ramen-mlflow"
-"""Secret whose keys become the MLFLOW_* variables of a pod; optional: without it a run trains and is not tracked."""
+"""Secret whose keys become the MLFLOW_* variables of a pod; optional: without it, runs are not tracked."""
 
 MLFLOW_KEYS = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 
 STORE_SECRET = "ramen-object-store"
-"""Secret with the keys of the object store that holds DVC's remote and MLflow's artifacts; optional."""
+"""Secret with the keys of the object store for DVC's remote and MLflow's artifacts; optional."""
 
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 SETTINGS = "ramen-settings"
-"""Config map of what is no secret; optional."""
+"""Config map of settings that are not secret; optional."""
 
 SETTINGS_KEYS = (
     "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "RAMEN_DVC_REMOTE", "RAMEN_WORK", "RAMEN_SPOOL", "RAMEN_TRAIN_NODES",
@@ -33,21 +33,29 @@ SETTINGS_KEYS = (
 )  # fmt: skip
 
 NAMESPACE_ENV = "RAMEN_NAMESPACE"
-"""Variable that tells a step the namespace it runs in."""
+"""Environment variable with the namespace of a step."""
 
 WORK_CLAIM, WORK_PATH = "ramen-work", "/mnt/ramen"
-"""Volume claim, and where the steps mount it: checkpoints and kept tracking outlive a pod there."""
+"""Volume claim and its mount path: checkpoints and unsent tracking writes survive the pod there."""
 
 RETRY_HOURS = 720
-"""Hours from a task's first start after which it is not tried again: longer than any training."""
+"""Hours after a task's first start during which it is retried: longer than any training."""
 
 USER = 1000
-"""User and group the containers run as."""
+"""User id and group id of the containers."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Requests and limits of a task, in Kubernetes quantities; `retries` with `backoff` seconds, doubled each time."""
+    """Resources of a task.
+
+    Attributes:
+        cpu, memory: request and limit, as Kubernetes quantities.
+        gpus: number of GPUs.
+        retries: retries after a failure.
+        backoff: seconds before the first retry, doubled for each further one.
+        shared_memory: size of /dev/shm, as a Kubernetes quantity; empty = the default.
+    """
 
     cpu: tuple[str, str]
     memory: tuple[str, str]

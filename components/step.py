@@ -1,4 +1,4 @@
-"""What every component does: open the run's tracker, run the stage, file scalars and the HTML report."""
+"""The body of every component: track the run, run the stage, and write KFP's metrics and report."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from pathlib import Path
 from typing import Any, cast
 
 from components.resources import MLFLOW_SECRET, NAMESPACE_ENV
-from components.trainjob import nodes, run_job
-from ramen.artifacts import failed_io, open_artifact, write_json
+from components.trainjob import node_count, run_job
+from ramen.artifacts import open_artifact
 from ramen.config import DataConfig, parse_section
+from ramen.console import warn
 from ramen.data import sources
 from ramen.dvc_pointers import push_outputs
-from ramen.errors import Interrupted, RamenError, error_lines, warn
+from ramen.errors import Interrupted, RamenError, error_lines
+from ramen.files import describe_io_error, write_json
 from ramen.stages import STAGES, run_stage
-from ramen.tracking import SWITCH_ENV, open_tracker, tracking_is_off
+from ramen.tracking import TRACKING_ENV, open_tracker, tracking_is_off
 
 EXIT_LINE = "exit code {}"
-"""Last words of a failed step: KFP's local runner keeps the exit code to itself."""
+"""Last line of a failed step, because KFP's local runner does not report the exit code."""
 REPORTS = {"ingest": "validation/index.html", "evaluate": "report.html"}
-"""Stage -> page of its first artifact that the KFP UI shows."""
+"""Stage -> page of its first artifact, which the KFP UI shows."""
 
 
 def run_step(
     stage: str, sections: Mapping[str, Any], artifacts: Mapping[str, Any], scalars: Any, report: Any = None
 ) -> None:
-    """Run a stage inside a pod or a local KFP task.
+    """Run a stage in a pod or a local KFP task.
 
     Args:
         stage: name in the stage table.
         sections: section name -> values.
-        artifacts: artifact name -> KFP artifact, read and written ones alike.
-        scalars: KFP `Metrics` artifact.
+        artifacts: artifact name -> KFP artifact, inputs and outputs.
+        scalars: KFP `Metrics` artifact that receives the metrics.
         report: KFP `HTML` artifact, for the stages in `REPORTS`.
 
     Raises:
-        SystemExit: a user's mistake or a failing disk, printed as one line; the exit code is the error's.
+        SystemExit: after an error of input, configuration or disk, printed as lines; with the error's exit code.
     """
     table = STAGES[stage]
     paths = {name: Path(artifact.path) for name, artifact in artifacts.items()}
     try:
         if "data" in sections:
             sources.fetch_if_missing(cast(DataConfig, parse_section("data", sections["data"])))
-        _track_nowhere_but_in_a_store()
+        _disable_tracking_without_store()
         with open_tracker(stage) as track:
-            run = run_job if table.parallel and nodes() > 1 else run_stage
+            run = run_job if table.parallel and node_count() > 1 else run_stage
             metrics = run(
                 stage,
                 sections=sections,
@@ -58,16 +60,16 @@ def run_step(
             )
             push_outputs({name: paths[name] for name in table.writes}, track)
     except (RamenError, Interrupted, OSError) as error:
-        known = RamenError(failed_io(error)) if isinstance(error, OSError) else error
+        known = RamenError(describe_io_error(error)) if isinstance(error, OSError) else error
         if not str(known):
             raise
-        said = [*error_lines(str(known)), EXIT_LINE.format(known.exit_code)]
-        print("\n".join(said), file=sys.stderr, flush=True)
+        lines = [*error_lines(str(known)), EXIT_LINE.format(known.exit_code)]
+        print("\n".join(lines), file=sys.stderr, flush=True)
         raise SystemExit(known.exit_code) from None
     metrics = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
     for name, value in metrics.items():
         scalars.log_metric(name, value)
-    # a file at every output's path: the local runner takes a cached task whose output has none for a miss
+    # the local runner treats a cached task as a miss unless every output has a file at its path
     write_json(Path(scalars.path), metrics)
     for name in table.writes:
         artifacts[name].metadata["digest"] = open_artifact(paths[name], name).digest
@@ -76,11 +78,11 @@ def run_step(
         shutil.copyfile(paths[table.writes[0]] / REPORTS[stage], report.path)
 
 
-def _track_nowhere_but_in_a_store() -> None:
-    """In a pod without MLflow's address, track nothing: a database of the pod's own would be lost with it."""
+def _disable_tracking_without_store() -> None:
+    """Turn tracking off in a pod without MLflow's address: a local database would be lost with the pod."""
     if os.environ.get(NAMESPACE_ENV) and not os.environ.get("MLFLOW_TRACKING_URI") and not tracking_is_off():
-        os.environ[SWITCH_ENV] = "off"
+        os.environ[TRACKING_ENV] = "off"
         warn(
-            f"no MLFLOW_TRACKING_URI in this pod (secret {MLFLOW_SECRET}): nothing is tracked, and publish-index "
-            "will refuse to register a version unless index.model is empty"
+            f"this pod has no MLFLOW_TRACKING_URI (secret {MLFLOW_SECRET}), so tracking is off; publish-index fails "
+            "unless index.model is empty"
         )

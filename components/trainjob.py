@@ -1,13 +1,12 @@
-"""Train one stage on several nodes: the step becomes the launcher of a Kubeflow TrainJob and waits for it.
+"""Train one stage on several nodes: the step creates a Kubeflow TrainJob and waits for it.
 
-The step's own pod has the inputs; the job's pods see only the shared volume. So inputs are copied there, the job runs
-`torchrun -m ramen STAGE` on every node, and the outputs are taken from there into the step's artifacts. A step that is
-tried again finds its job, finished or not, by its name.
+The job's pods see only the shared volume. The step copies its inputs there, the job runs `torchrun -m ramen STAGE` on
+every node, and the step copies the outputs back into its artifacts. A retried step finds its job, finished or not, by
+name.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -32,28 +31,32 @@ from components.resources import (
     STORE_SECRET,
     WORK_PATH,
 )
-from ramen.artifacts import open_artifact, write_json
-from ramen.errors import ConfigError, Interrupted, RamenError, warn
+from ramen.artifacts import open_artifact
+from ramen.console import warn
+from ramen.errors import ConfigError, Interrupted, RamenError
+from ramen.files import write_json
 from ramen.signals import on_interrupt
 from ramen.stages import STAGES
 from ramen.tracking import Tracker
+from ramen.workdir import stage_key
 
 NODES_ENV = "RAMEN_TRAIN_NODES"
-"""Nodes that train together; 1 or unset = the step trains in its own pod."""
+"""Environment variable: number of nodes; 1 or unset = the step trains in its own pod."""
 TEMPLATE_ENV = "RAMEN_TRAINJOB"
+"""Environment variable: path of another template."""
 TEMPLATE = Path(__file__).with_name("trainjob.yaml")
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POLL_SECONDS = 10.0
-PATIENCE = 30
-"""Failed looks in a row after which the step gives up."""
+MAX_FAILED_REQUESTS = 30
+"""Consecutive failed requests after which the step gives up."""
 
 
-def nodes() -> int:
-    """Nodes that train together. Raises ConfigError when the variable is no number."""
+def node_count() -> int:
+    """Return the number of nodes that train together. Raises ConfigError if the variable is not a number."""
     text = os.environ.get(NODES_ENV, "") or "1"
     if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"{NODES_ENV} = {text!r}: a number of nodes is expected")
+        raise ConfigError(f"{NODES_ENV} = {text!r}: expected a number of nodes, at least 1")
     return int(text)
 
 
@@ -67,27 +70,26 @@ def run_job(
     api: Any = None,
     shared: Path | None = None,
 ) -> dict[str, float]:
-    """Run a training stage as a TrainJob; as `run_stage`, for a stage that is `parallel`.
+    """Run a `parallel` stage as a TrainJob, and return its metrics like `run_stage`.
 
     Args:
         stage, sections, inputs, outputs, track: as in `run_stage`.
-        api: kubernetes CustomObjectsApi; None = the pod's own account.
-        shared: folder on the volume that all nodes mount; None = `WORK_PATH`/jobs.
+        api: kubernetes CustomObjectsApi; None = one with the pod's service account.
+        shared: directory on the volume that all nodes mount; None = `WORK_PATH`/jobs.
 
     Raises:
-        RamenError: the job failed, the cluster has no Trainer, or the account may not make jobs.
-        Interrupted: asked to stop; the job was deleted, its pods wrote a checkpoint.
+        RamenError: the job failed, the cluster has no Trainer, or the account may not create jobs.
+        Interrupted: SIGTERM or Ctrl-C; the job was deleted, upon which its pods write a checkpoint.
     """
-    api = api or _account()
+    api = api or _load_api()
     namespace = os.environ.get(NAMESPACE_ENV) or (ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
-    key = json.dumps([os.environ.get("KFP_RUN_ID", ""), stage, sections], sort_keys=True)
-    name = f"ramen-{stage}-{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+    name = f"ramen-{stage}-{stage_key(stage, sections, {'run': os.environ.get('KFP_RUN_ID', '')}, '')[:10]}"
     folder = (shared or Path(WORK_PATH) / "jobs") / name
-    _place(folder, sections, inputs)
-    job = _manifest(name, stage, folder, track)
+    _write_inputs(folder, sections, inputs)
+    job = _job_manifest(name, stage, folder, track)
 
     def stop() -> None:
-        raise Interrupted(f"{stage}: stopped on request; job {name} was deleted, a retry goes on from its checkpoint")
+        raise Interrupted(f"{stage}: interrupted; job {name} was deleted, and a retry resumes from its checkpoint")
 
     try:
         with on_interrupt(stop):
@@ -97,58 +99,59 @@ def run_job(
         _delete(api, namespace, name)
         raise
     metrics: dict[str, float] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    for output, place in outputs.items():
+    for output, path in outputs.items():
         open_artifact(folder / "out" / output, output)
-        _copy(folder / "out" / output, place)
+        _copy(folder / "out" / output, path)
     _delete(api, namespace, name)
     shutil.rmtree(folder, ignore_errors=True)
     return {key: value for key, value in metrics.items() if value is not None}
 
 
-def _place(folder: Path, sections: Mapping[str, Any], inputs: Mapping[str, Path]) -> None:
-    """Put inputs and configuration on the shared volume; what an earlier attempt put there whole stays."""
+def _write_inputs(folder: Path, sections: Mapping[str, Any], inputs: Mapping[str, Path]) -> None:
+    """Write inputs and configuration to the shared volume; keeps inputs that an earlier attempt copied."""
     for name, path in inputs.items():
         if not (folder / "in" / name).is_dir():
             _copy(path, folder / "in" / name)
     write_json(folder / "params.yaml", dict(sections))  # JSON is YAML
 
 
-def _copy(source: Path, place: Path) -> None:
-    """Copy a folder beside its place and rename it in."""
-    beside = place.with_name(f".{place.name}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)
-    shutil.copytree(source, beside)
-    shutil.rmtree(place, ignore_errors=True)
-    beside.rename(place)
+def _copy(source: Path, target: Path) -> None:
+    """Copy a directory under a temporary name and rename it, so that `target` is never incomplete."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
 
 
-def _manifest(name: str, stage: str, folder: Path, track: Tracker) -> dict[str, Any]:
-    """The job, from the template."""
-    place = Path(os.environ.get(TEMPLATE_ENV) or TEMPLATE)
+def _job_manifest(name: str, stage: str, folder: Path, track: Tracker) -> dict[str, Any]:
+    """Fill in the template of the job."""
+    template = Path(os.environ.get(TEMPLATE_ENV) or TEMPLATE)
     try:
-        job: dict[str, Any] = yaml.safe_load(place.read_text(encoding="utf-8"))
+        job: dict[str, Any] = yaml.safe_load(template.read_text(encoding="utf-8"))
         trainer = job["spec"]["trainer"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise ConfigError(f"{TEMPLATE_ENV} = {place}: no template of a TrainJob ({error})") from None
+        raise ConfigError(f"{TEMPLATE_ENV} = {template}: is not a TrainJob template ({error})") from None
     image = os.environ.get(IMAGE_ENV) or trainer.get("image")
     if not image:
-        raise ConfigError(f"a job over several nodes needs the steps' image in {IMAGE_ENV}")
-    need = RESOURCES[stage]
-    asked = {"cpu": need.cpu[0], "memory": need.memory[0], GPU: str(need.gpus)}
-    most = {"cpu": need.cpu[1], "memory": need.memory[1], GPU: str(need.gpus)}
+        raise ConfigError(f"{stage}: no image for the multi-node job; set {IMAGE_ENV} to the image of the steps")
+    resources = RESOURCES[stage]
+    requests, limits = (
+        {"cpu": resources.cpu[i], "memory": resources.memory[i], GPU: str(resources.gpus)} for i in (0, 1)
+    )
     job.setdefault("metadata", {})["name"] = name
     trainer |= {
         "image": image,
-        "numNodes": nodes(),
+        "numNodes": node_count(),
         "command": ["torchrun"],
-        "args": [*_arguments(stage, folder)],
-        "env": [*trainer.get("env", []), *_environment(track)],
-        "resourcesPerNode": {"requests": asked, "limits": most},
+        "args": _stage_arguments(stage, folder),
+        "env": [*trainer.get("env", []), *_job_environment(track)],
+        "resourcesPerNode": {"requests": requests, "limits": limits},
     }
     return job
 
 
-def _arguments(stage: str, folder: Path) -> list[str]:
+def _stage_arguments(stage: str, folder: Path) -> list[str]:
     table = STAGES[stage]
     arguments = ["-m", "ramen", stage, "--params", str(folder / "params.yaml")]
     for name in table.reads:
@@ -158,95 +161,105 @@ def _arguments(stage: str, folder: Path) -> list[str]:
     return [*arguments, "--metrics", str(folder / "metrics.json")]
 
 
-def _environment(track: Tracker) -> list[dict[str, Any]]:
-    """The job's variables: the step's own run to report to, secrets by reference, settings."""
+def _job_environment(track: Tracker) -> list[dict[str, Any]]:
+    """Return the job's variables: the MLflow run of the step, references to secrets, and settings."""
     plain = {key: os.environ[key] for key in ("KFP_RUN_ID", "RAMEN_GIT_SHA") if key in os.environ}
     if track.run_id:
         plain["MLFLOW_RUN_ID"] = track.run_id
-    found: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in plain.items()]
+    variables: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in plain.items()]
     for kind, source, keys in (
         ("secretKeyRef", MLFLOW_SECRET, MLFLOW_KEYS),
         ("secretKeyRef", STORE_SECRET, STORE_KEYS),
         ("configMapKeyRef", SETTINGS, SETTINGS_KEYS),
     ):
-        found += [{"name": key, "valueFrom": {kind: {"name": source, "key": key, "optional": True}}} for key in keys]
-    return found
+        variables += [
+            {"name": key, "valueFrom": {kind: {"name": source, "key": key, "optional": True}}} for key in keys
+        ]
+    return variables
 
 
 def _create(api: Any, namespace: str, job: Mapping[str, Any]) -> None:
-    """Make the job, unless it is there: one that failed is made anew, and goes on from its checkpoint."""
+    """Create the job unless it exists. A failed job is deleted and created again; it resumes from its checkpoint."""
     from kubernetes.client import ApiException
 
     name = job["metadata"]["name"]
-    for _ in range(PATIENCE):
+    for _ in range(MAX_FAILED_REQUESTS):
         try:
-            made = api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, job)
-            _check_kept(api, namespace, job, made)
+            created = api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, job)
+            _check_accepted(api, namespace, job, created)
             return
         except ApiException as error:
             if error.status != 409:
-                raise _no_job(error, namespace, name) from None
+                raise _creation_error(error, namespace, name) from None
         try:
-            there = api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+            existing = api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
         except (ApiException, OSError):
-            there = {}  # gone meanwhile, or no answer: `_wait` has its own patience
-        leaving = "deletionTimestamp" in there.get("metadata", {})
-        if not leaving and "Failed" not in _conditions(there):
-            print(f"job {name} is there already: waiting for it", file=sys.stderr, flush=True)
+            existing = {}  # deleted, or the request failed: `_wait` retries
+        terminating = "deletionTimestamp" in existing.get("metadata", {})
+        if not terminating and "Failed" not in _conditions(existing):
+            print(f"job {name} exists already: waiting for it", file=sys.stderr, flush=True)
             return
-        if not leaving:
-            print(f"job {name} failed before: deleting it, and trying again", file=sys.stderr, flush=True)
+        if not terminating:
+            print(f"job {name} failed before: deleting it to create it again", file=sys.stderr, flush=True)
             _delete(api, namespace, name)
         time.sleep(POLL_SECONDS)
-    raise RamenError(f"job {name} in namespace {namespace} failed before and does not go away; delete it by hand")
+    raise RamenError(
+        f"job {name} in namespace {namespace}: failed before, and still exists after it was deleted; delete it by hand "
+        f"(kubectl -n {namespace} delete trainjob {name})"
+    )
 
 
-def _check_kept(api: Any, namespace: str, job: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    """A cluster drops in silence what its Trainer does not know: GPU nodes and the shared volume, say.
+def _check_accepted(api: Any, namespace: str, job: Mapping[str, Any], created: Mapping[str, Any]) -> None:
+    """Check that the cluster kept all fields of the job.
+
+    The API server silently drops fields that its Trainer does not know, such as the GPU nodes and the shared volume.
 
     Raises:
-        RamenError: it did; the job was deleted.
+        RamenError: it dropped a field; the job was deleted.
     """
-    if dropped := sorted(set(job["spec"]) - set(made["spec"])):
+    if dropped := sorted(set(job["spec"]) - set(created["spec"])):
         name = job["metadata"]["name"]
         _delete(api, namespace, name)
         raise RamenError(
             f"job {name} in namespace {namespace}: this cluster's Trainer does not know spec.{dropped[0]}; install "
-            f"Kubeflow Trainer 2.2 or later, or name a template for yours in {TEMPLATE_ENV}"
+            f"Kubeflow Trainer 2.2 or later, or set {TEMPLATE_ENV} to a template for your Trainer"
         )
 
 
-def _no_job(error: Any, namespace: str, name: str) -> RamenError:
-    """Why the cluster makes no job."""
-    hint = {404: "Kubeflow Trainer is not installed", 403: "the account may not make TrainJobs"}
-    why = hint.get(error.status, (error.reason or str(error)).splitlines()[0])
-    return RamenError(f"job {name} in namespace {namespace}: {why}; see infra/kustomize/base/accounts.yaml")
+def _creation_error(error: Any, namespace: str, name: str) -> RamenError:
+    """Explain why the cluster did not create the job."""
+    causes = {404: "Kubeflow Trainer is not installed", 403: "the account may not create TrainJobs"}
+    cause = causes.get(error.status, (error.reason or str(error)).splitlines()[0])
+    return RamenError(f"job {name} in namespace {namespace}: {cause}; see infra/kustomize/base/accounts.yaml")
 
 
 def _conditions(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions of a job that hold, by type."""
+    """Return the true conditions of a job, by type."""
     return {one["type"]: one for one in job.get("status", {}).get("conditions", []) if one.get("status") == "True"}
 
 
 def _wait(api: Any, namespace: str, name: str, stage: str) -> None:
     from kubernetes.client import ApiException
 
-    failures, said = 0, ""
+    failures, reported = 0, ""
     while True:
         try:
             job = api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
             failures = 0
         except (ApiException, OSError) as error:
             failures += 1
-            if failures >= PATIENCE or getattr(error, "status", None) == 404:
-                raise RamenError(f"{stage}: job {name} cannot be watched ({getattr(error, 'reason', error)})") from None
+            if failures >= MAX_FAILED_REQUESTS or getattr(error, "status", None) == 404:
+                raise RamenError(
+                    f"{stage}: cannot read the state of job {name} ({getattr(error, 'reason', error)}); a retry of the "
+                    "step waits for the same job"
+                ) from None
             time.sleep(POLL_SECONDS)
             continue
         conditions = _conditions(job)
         if line := ", ".join(sorted(conditions)):
-            if line != said:
+            if line != reported:
                 print(f"job {name}: {line}", file=sys.stderr, flush=True)
-            said = line
+            reported = line
         if "Failed" in conditions:
             message = conditions["Failed"].get("message", "").splitlines()
             raise RamenError(
@@ -267,11 +280,12 @@ def _delete(api: Any, namespace: str, name: str) -> None:
         warn(f"job {name} could not be deleted: {getattr(error, 'reason', error)}")
 
 
-def _account() -> Any:
+def _load_api() -> Any:
+    """Return the API of the cluster that this pod runs in."""
     from kubernetes import client, config
 
     try:
         config.load_incluster_config()
     except config.ConfigException:
-        raise RamenError(f"{NODES_ENV} above 1 works in a pod of a cluster only; unset it here") from None
+        raise RamenError(f"{NODES_ENV} = {node_count()}: needs a pod of a cluster; unset it on this machine") from None
     return client.CustomObjectsApi()

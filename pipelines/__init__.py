@@ -1,1 +1,1 @@
-"""The pipeline: wiring of the components, its compilation, and the local runner."""
+"""The Kubeflow pipeline: definition, compilation, the local runner, and submission to a cluster."""

@@ -1,16 +1,13 @@
-"""The pipeline's wiring: six components, each given exactly the sections and artifacts its stage declares."""
+"""The pipeline: one task per stage of the table, connected by the artifacts that the stages read and write."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kfp import dsl, kubernetes
 
-from components.build_graph.component import build_graph
-from components.evaluate.component import evaluate
+from components import load_component
 from components.image import IMAGE, IMAGE_ENV
-from components.ingest.component import ingest
-from components.prune_retrain.component import prune_retrain
-from components.publish_index.component import publish_index
 from components.resources import (
     GPU,
     GPU_POOL,
@@ -27,112 +24,84 @@ from components.resources import (
     WORK_CLAIM,
     WORK_PATH,
 )
-from components.warmup.component import warmup
 from ramen.config import Config
-from ramen.stages import STAGES
+from ramen.stages import STAGES, Stage
 
 NAME = "ramen"
 
 
 class Outputs(NamedTuple):
+    """The artifacts of a run."""
+
     dataset: dsl.Dataset
     graph: dsl.Artifact
     warm_model: dsl.Model
     model: dsl.Model
     pruned_graph: dsl.Artifact
     evaluation: dsl.Artifact
-    retriever: dsl.Model  # fmt: skip
+    retriever: dsl.Model
 
 
-"""The artifacts of a run, by name."""
-
-
-def build(settings: Config, versions: Mapping[str, str], *, retry: bool = True) -> Any:
-    """Make the pipeline.
+def build(config: Config, versions: Mapping[str, str], *, retry: bool = True) -> Any:
+    """Return the kfp pipeline: one parameter per config section, one task per stage, every artifact as an output.
 
     Args:
-        settings: the sections' values become the defaults of the pipeline's parameters.
-        versions: stage -> what its cached result depends on beside its inputs.
-        retry: let failed tasks be tried again (not on a laptop, where a person reads the error).
-
-    Returns:
-        A kfp pipeline with one parameter per section.
+        config: its sections become the defaults of the pipeline's parameters.
+        versions: stage -> what its cached result depends on in addition to its inputs.
+        retry: whether the cluster retries failed tasks; false on a laptop, where the user reads the error.
     """
-    values = settings.sections()
+    defaults = config.sections()
 
-    @dsl.pipeline(name=NAME, description="Graph-regularised encoder training for extreme classification.")  # type: ignore[untyped-decorator]
-    def ramen(
-        data: dict = values["data"],  # type: ignore[type-arg]
-        walk: dict = values["walk"],  # type: ignore[type-arg]
-        encoder: dict = values["encoder"],  # type: ignore[type-arg]
-        objective: dict = values["objective"],  # type: ignore[type-arg]
-        bandit: dict = values["bandit"],  # type: ignore[type-arg]
-        base: dict = values["base"],  # type: ignore[type-arg]
-        training: dict = values["training"],  # type: ignore[type-arg]
-        guidance: dict = values["guidance"],  # type: ignore[type-arg]
-        pruning: dict = values["pruning"],  # type: ignore[type-arg]
-        classifier: dict = values["classifier"],  # type: ignore[type-arg]
-        scoring: dict = values["scoring"],  # type: ignore[type-arg]
-        index: dict = values["index"],  # type: ignore[type-arg]
-    ) -> Outputs:
-        read = ingest(data=data, version=versions["ingest"])
-        dataset = read.outputs["dataset"]
-        built = build_graph(walk=walk, version=versions["build-graph"], dataset=dataset)
-        graph = built.outputs["graph"]
-        warm = warmup(
-            encoder=encoder, objective=objective, bandit=bandit, base=base, training=training, guidance=guidance,
-            version=versions["warmup"], dataset=dataset, graph=graph,
-        )  # fmt: skip
-        trained = prune_retrain(
-            encoder=encoder, objective=objective, bandit=bandit, base=base, training=training, guidance=guidance,
-            pruning=pruning, classifier=classifier, version=versions["prune-retrain"], dataset=dataset, graph=graph,
-            warm_model=warm.outputs["warm_model"],
-        )  # fmt: skip
-        model = trained.outputs["model"]
-        evaluated = evaluate(
-            encoder=encoder, scoring=scoring, version=versions["evaluate"], dataset=dataset,
-            pruned_graph=trained.outputs["pruned_graph"], model=model,
-        )  # fmt: skip
-        published = publish_index(
-            encoder=encoder, index=index, version=versions["publish-index"], dataset=dataset, model=model,
-            evaluation=evaluated.outputs["evaluation"],
-        )  # fmt: skip
-        tasks = {"ingest": read, "build-graph": built, "warmup": warm, "prune-retrain": trained,
-                 "evaluate": evaluated, "publish-index": published}  # fmt: skip
-        for stage, task in tasks.items():
-            place(task, stage, retry=retry)
-        return Outputs(
-            dataset, graph, warm.outputs["warm_model"], model, trained.outputs["pruned_graph"],
-            evaluated.outputs["evaluation"], published.outputs["retriever"],
-        )  # fmt: skip
+    def connect_stages(*parameters: Any) -> Outputs:
+        sections = dict(zip(defaults, parameters, strict=True))
+        artifacts: dict[str, Any] = {}
+        for stage in STAGES.values():
+            task = load_component(stage)(
+                **{name: sections[name] for name in stage.sections},
+                version=versions[stage.name],
+                **{name: artifacts[name] for name in stage.reads},
+            )
+            configure_task(task, stage, retry=retry)
+            artifacts |= {name: task.outputs[name] for name in stage.writes}
+        return Outputs(**artifacts)
 
-    return ramen
+    # kfp derives the pipeline's parameters and outputs from the signature of the function
+    connect_stages.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=values, annotation=dict)
+            for name, values in defaults.items()
+        ],
+        return_annotation=Outputs,
+    )
+    description = "Graph-regularised encoder training for extreme classification."
+    return dsl.pipeline(connect_stages, name=NAME, description=description)
 
 
-def place(task: Any, stage: str, *, retry: bool) -> None:
+def configure_task(task: Any, stage: Stage, *, retry: bool) -> None:
     """Set a task's resources, node pool, retries, caching, credentials and security context."""
-    need = RESOURCES[stage]
-    task.set_display_name(stage)
-    task.set_cpu_request(need.cpu[0]).set_cpu_limit(need.cpu[1])
-    task.set_memory_request(need.memory[0]).set_memory_limit(need.memory[1])
-    task.set_caching_options(not STAGES[stage].side_effects)
+    resources = RESOURCES[stage.name]
+    task.set_display_name(stage.name)
+    task.set_cpu_request(resources.cpu[0]).set_cpu_limit(resources.cpu[1])
+    task.set_memory_request(resources.memory[0]).set_memory_limit(resources.memory[1])
+    task.set_caching_options(not stage.side_effects)
     if retry:
-        # counted from the first attempt's start, run time included: an hour, the default, is over before most fail
+        # Kubernetes counts this limit from the start of the first attempt, run time included. The default of one hour
+        # would rule out a retry for most failures of a training.
         task.set_retry(
-            need.retries,
-            backoff_duration=f"{need.backoff}s",
+            resources.retries,
+            backoff_duration=f"{resources.backoff}s",
             backoff_factor=2.0,
             backoff_max_duration=f"{RETRY_HOURS}h",
         )
-    if STAGES[stage].parallel:
-        task.set_env_variable(IMAGE_ENV, IMAGE)  # of the job over several nodes that the step may start
-    if need.gpus:
-        task.set_accelerator_type(GPU).set_accelerator_limit(need.gpus)
+    if stage.parallel:
+        task.set_env_variable(IMAGE_ENV, IMAGE)  # image of the multi-node job that the step may start
+    if resources.gpus:
+        task.set_accelerator_type(GPU).set_accelerator_limit(resources.gpus)
         kubernetes.add_node_selector(task, *GPU_POOL)
         kubernetes.add_toleration(task, key=GPU, operator="Exists", effect="NoSchedule")
-        # data loaders and gather across processes go through /dev/shm, 64 MiB by default
-        kubernetes.empty_dir_mount(task, "dshm", "/dev/shm", medium="Memory", size_limit=need.shared_memory)
-    # hours of work: what a lost node leaves there, the next pod goes on from; and tracking kept through an outage
+        # data loaders and collectives between processes use /dev/shm, which has 64 MiB by default
+        kubernetes.empty_dir_mount(task, "dshm", "/dev/shm", medium="Memory", size_limit=resources.shared_memory)
+    # checkpoints survive a lost node here, and so do tracking writes that the server did not receive
     kubernetes.mount_pvc(task, WORK_CLAIM, WORK_PATH)
     kubernetes.use_secret_as_env(task, MLFLOW_SECRET, {key: key for key in MLFLOW_KEYS}, optional=True)
     kubernetes.use_secret_as_env(task, STORE_SECRET, {key: key for key in STORE_KEYS}, optional=True)

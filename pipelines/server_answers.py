@@ -1,7 +1,7 @@
-"""Answers of a Kubeflow Pipelines server, checked before kfp reads them.
+"""Responses of a Kubeflow Pipelines server, checked before kfp reads them.
 
-kfp's client waits without limit, follows redirects to login pages, and takes a page, or JSON of another server, for an
-answer without fields. Requests go through `CheckedPool` instead of the client's own pool.
+kfp's client waits without a time limit, follows redirects to login pages, and parses an HTML page, or JSON of another
+server, as a response without fields. `CheckedPool` replaces the client's connection pool and refuses such responses.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 import urllib3
 
-from ramen.deadline import call_within
+from ramen.deadline import call_with_timeout
 from ramen.errors import RamenError
 
 CONNECT_SECONDS, READ_SECONDS, ANSWER_SECONDS = 10.0, 30.0, 60.0
-"""Time for a connection, for each part of an answer, and for the whole answer."""
-MOST_BYTES = 64 << 20
-"""Bytes of an answer: the description of a run with all its steps is far smaller."""
+"""Time limits for connecting, for each part of a response, and for the whole response."""
+MAX_BYTES = 64 << 20
+"""Largest response; the description of a run with all its steps is far smaller."""
 SIGN_IN = "(a login page or a proxy?)"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A whole answer, as kfp's client reads one."""
+class Response:
+    """A complete response, with the attributes that kfp's client reads."""
 
     status: int
     reason: str
@@ -41,77 +41,78 @@ class Answer:
 
 
 class CheckedPool:
-    """A urllib3 pool whose requests end in time and whose answers are JSON objects.
+    """A urllib3 pool with time limits that accepts only JSON objects as responses.
 
     Args:
-        pool: of kfp's client.
+        pool: the connection pool of kfp's client.
     """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
-    def request(self, method: str, url: str, **settings: Any) -> Answer:
-        """Send a request and read the whole answer.
+    def request(self, method: str, url: str, **settings: Any) -> Response:
+        """Send a request and return the complete response.
 
         Raises:
-            RamenError: a redirect, an error status, no JSON object, or an answer that is too large.
-            TimeoutError: the answer is not complete in time.
-            urllib3.exceptions.HTTPError: no connection, or one that ends in the middle of the answer.
+            RamenError: a redirect, an error status, a body that is not a JSON object, or too large.
+            TimeoutError: the response is not complete in time.
+            urllib3.exceptions.HTTPError: no connection, or one that ends within the response.
         """
         settings |= {
             "timeout": urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS),
-            # a 503 with Retry-After would be an error without its status
+            # urllib3 would retry a 503 with Retry-After and then raise an error without the status
             "retries": urllib3.Retry(
                 connect=1, read=0, redirect=0, status=0, other=0, respect_retry_after_header=False
             ),
-            "redirect": False,  # a POST would arrive as a GET, and a login page is no answer
+            "redirect": False,  # a redirected POST becomes a GET, and the target is usually a login page
             "preload_content": False,
         }
-        answer: Answer = call_within(ANSWER_SECONDS, self._answer, method, url, **settings)
-        _check(answer)
-        return answer
+        response: Response = call_with_timeout(ANSWER_SECONDS, self._send, method, url, **settings)
+        _check_response(response)
+        return response
 
-    def _answer(self, method: str, url: str, **settings: Any) -> Answer:
+    def _send(self, method: str, url: str, **settings: Any) -> Response:
         response = self._pool.request(method, url, **settings)
         try:
-            return Answer(response.status, str(response.reason or ""), _body(response), response.headers)
+            return Response(response.status, str(response.reason or ""), _read_body(response), response.headers)
         finally:
             response.close()
 
 
-def _body(response: Any) -> bytes:
-    held = bytearray()
+def _read_body(response: Any) -> bytes:
+    body = bytearray()
     while part := response.read1(1 << 16):
-        held += part
-        if len(held) > MOST_BYTES:
-            raise RamenError(f"the answer is larger than {MOST_BYTES:,} bytes")
-    return bytes(held)
+        body += part
+        if len(body) > MAX_BYTES:
+            raise RamenError(f"the response is larger than {MAX_BYTES:,} bytes")
+    return bytes(body)
 
 
-def _check(answer: Answer) -> None:
-    if 300 <= answer.status < 400:
-        place = answer.headers.get("Location", "nowhere")
-        raise RamenError(f"redirects to {place[:200]}, expected an answer {SIGN_IN}")
+def _check_response(response: Response) -> None:
+    if 300 <= response.status < 400:
+        location = response.headers.get("Location", "nowhere")
+        raise RamenError(f"redirects to {location[:200]}, expected a JSON object {SIGN_IN}")
     try:
-        found = json.loads(answer.data)
+        content = json.loads(response.data)
     except (ValueError, RecursionError):
-        found = None
-    if not 200 <= answer.status < 300:
-        said = (found.get("message") or found.get("error")) if isinstance(found, dict) else None
-        raise RamenError(_line(said) if said else f"answers with status {answer.status} {answer.reason}".rstrip())
-    kind = answer.headers.get("Content-Type", "")
+        content = None
+    if not 200 <= response.status < 300:
+        message = (content.get("message") or content.get("error")) if isinstance(content, dict) else None
+        status = f"responds with status {response.status} {response.reason}".rstrip()
+        raise RamenError(_first_line(message) if message else status)
+    kind = response.headers.get("Content-Type", "")
     if "json" not in kind.lower():
-        raise RamenError(f"answers {kind[:60] or 'without a content type'}, expected JSON {SIGN_IN}")
-    if not isinstance(found, dict):
-        raise RamenError("the answer is no JSON object, as a server of Kubeflow Pipelines gives")
+        raise RamenError(f"responds with {kind[:60] or 'no content type'}, expected JSON {SIGN_IN}")
+    if not isinstance(content, dict):
+        raise RamenError("the response is not a JSON object, so the server is not Kubeflow Pipelines")
 
 
-def _line(text: object) -> str:
+def _first_line(text: object) -> str:
     return (str(text).strip().splitlines() or [""])[0][:300]
 
 
-def identifier(value: object, what: str) -> str:
-    """An id from an answer. Raises RamenError when the answer holds none."""
+def check_id(value: object, name: str) -> str:
+    """Return an id from a response. Raises RamenError if it is missing or not an id."""
     if not isinstance(value, str) or not re.fullmatch(r"[\w.-]{1,200}", value):
-        raise RamenError(f"the answer holds no {what}, as a server of Kubeflow Pipelines gives")
+        raise RamenError(f"the response has no {name}, so the server is not Kubeflow Pipelines")
     return value

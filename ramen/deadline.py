@@ -1,4 +1,4 @@
-"""A time limit for calls that have none, or one that a slow peer can extend."""
+"""A time limit for calls that have none, or whose own limit a slow server can extend."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from concurrent.futures import Future
 from typing import Any
 
 
-def call_within(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function in another thread and return its result.
+def call_with_timeout(seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function in a daemon thread and return its result.
 
-    The time-out of a socket starts again with every byte, so a server that sends a byte per second holds a request for
-    hours. A thread whose time is over is abandoned and does not keep the process alive.
+    The timeout of a socket restarts with every byte, so a server that sends one byte per second can hold a request for
+    hours. After the limit the thread is abandoned; it does not keep the process alive.
 
     Raises:
-        TimeoutError: no result in time; any exception of the function is raised as well.
+        TimeoutError: no result within the limit.
+        Exception: any exception of the function.
     """
     future: Future[Any] = Future()
 
-    def work() -> None:
+    def run() -> None:
         try:
             future.set_result(function(*args, **kwargs))
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     try:
         return future.result(seconds)
     except TimeoutError:
-        if future.done():
+        if future.done():  # raised by the function itself
             raise
-        raise TimeoutError(f"the answer is not complete after {seconds:g} s") from None
+        raise TimeoutError(f"no complete answer after {seconds:g} s") from None

@@ -1,17 +1,17 @@
-"""Every error a user can cause, and the exit code it ends with.
+"""Errors that a user can cause, with their exit codes.
 
 RamenError (1)
 ├── ConfigError (2)      a knob is unknown, out of range, or contradicts another
-├── DataError (3)        input data is broken: one `Problem` per defect
+├── DataError (3)        input data is broken: one `Defect` per line
 ├── ArtifactError (4)    an artifact is missing, foreign, damaged or of another format
 ├── GateRefused (5)      a candidate did not pass the gate
 └── MissingExtra (6)     an optional dependency is not installed
-Interrupted (130)        stopped on purpose (SIGTERM, SIGINT); no Exception, so that nobody takes it for a failure
+Interrupted (130)        interrupted (SIGTERM, SIGINT); not an Exception, so that no handler takes it for a failure
 
-The CLI prints the message of either and exits with its code; anything else is a bug and keeps its traceback.
+The CLI prints the message and exits with the code. Any other exception is a bug and keeps its traceback.
 
-Every message goes through `printable`: values and file names come from files that anyone may have written, and must
-neither control the terminal nor break a line in two.
+Every message goes through `printable`: values and file names may come from foreign files, and must not control the
+terminal or add lines.
 """
 
 from __future__ import annotations
@@ -19,63 +19,59 @@ from __future__ import annotations
 import difflib
 import re
 import stat
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ramen.redaction import redact
 
-ERROR = "error: "
-"""What a line begins with that says an error."""
-
-
-LONGEST = 1000
-"""Characters of a line that are shown; a file may hold a value of megabytes."""
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Characters that no path or name may hold."""
+ERROR_PREFIX = "error: "
+"""Prefix of a printed error."""
+MAX_LINE = 1000
+"""Characters of a line that are shown: a file may contain a value of megabytes."""
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that no path or name may contain."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _ERRNO = re.compile(r"\[Errno -?\d+\] (?P<what>[^:'\[]+)(?:: '(?P<path>[^']+)')?(?: -> '[^']+')?")
-"""How Python writes an error of the operating system."""
+"""Text of an OSError."""
 
 
 def printable(text: str) -> str:
-    r"""One line that any terminal or log can show.
+    r"""Return one line that any terminal or log can show.
 
-    Control characters, line ends of every kind, marks that change the direction of the text and lone surrogates are
-    escaped as in a Python literal; a byte of a file name that is not UTF-8 is shown as `\xff`. A line of more than
-    `LONGEST` characters loses its middle.
+    Control characters, line ends, bidirectional marks and lone surrogates are escaped as in a Python literal; a byte of
+    a file name that is not UTF-8 becomes `\xff`. A line of more than `MAX_LINE` characters loses its middle.
     """
-    if len(text) > LONGEST:
-        half = LONGEST // 2
+    if len(text) > MAX_LINE:
+        half = MAX_LINE // 2
         text = f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
     return _UNPRINTABLE.sub(_escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a file name that is not UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # surrogateescape: a byte of a file name that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return match[0].encode("unicode_escape").decode("ascii")
 
 
 def _path_first(match: re.Match[str]) -> str:
-    """`path: what is wrong with it`, without the number of the error."""
+    """Return `path: what is wrong`, without the error number."""
     return f"{match['path']}: {match['what']}" if match["path"] else match["what"]
 
 
-def shown(value: object, longest: int = 80) -> str:
-    """A value as a Python literal for a message, cut after `longest` characters."""
+def short_repr(value: object, longest: int = 80) -> str:
+    """Return a value as a Python literal, cut after `longest` characters."""
     try:
         text = repr(value)
-    except ValueError:  # a whole number of more than 4,300 digits has no text
+    except ValueError:  # Python refuses to print an integer of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
-def lone_surrogate(text: str) -> str:
-    """What a text holds that is no character, as an escape: a lone surrogate; "" = nothing."""
+def find_lone_surrogate(text: str) -> str:
+    """Return the first lone surrogate of a text as an escape, "" if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -86,8 +82,7 @@ def lone_surrogate(text: str) -> str:
 class RamenError(Exception):
     """An error caused by the user's input or configuration.
 
-    The arguments are the causes; the message has one line for each, without the credentials of URLs: messages are
-    printed, logged and tracked.
+    The message has one line per argument, without credentials: messages are printed, logged and tracked.
     """
 
     exit_code = 1
@@ -107,33 +102,33 @@ class Defect:
     """One defect of the input data.
 
     Attributes:
-        file: the offending file, as the user named it.
-        expected: what should have been there, and what was.
-        mend: what the user can do about it.
-        line: one-based line (or row) number, where there is one.
-        field: column, key or matrix name, where there is one.
+        file: path as the user gave it.
+        expected: what was expected, and what was found.
+        fix: what the user can do to fix it.
+        line: line or row number, from 1.
+        field: column, key or matrix name.
     """
 
     file: str
     expected: str
-    mend: str = ""
+    fix: str = ""
     line: int | None = None
     field: str | None = None
 
     def __str__(self) -> str:
         where = self.file + (f":{self.line}" if self.line is not None else "")
         where += f" [{self.field}]" if self.field else ""
-        return f"{where}: {self.expected}" + (f"; {self.mend}" if self.mend else "")
+        return f"{where}: {self.expected}" + (f"; {self.fix}" if self.fix else "")
 
 
 class DataError(RamenError):
-    """The input data is broken; the message holds one line per problem."""
+    """The input data is broken; the message has one line per defect."""
 
     exit_code = 3
 
     def __init__(self, *problems: Defect) -> None:
-        assert problems, "a DataError without a problem says nothing"
-        self.problems = problems
+        assert problems, "a DataError needs at least one defect"
+        self.defects = problems
         super().__init__(*problems)
 
 
@@ -148,40 +143,35 @@ class StateRemoved(ArtifactError):
 
 
 class GateRefused(RamenError):
-    """A candidate did not pass a gate that it had to pass."""
+    """A candidate did not pass a required gate."""
 
     exit_code = 5
 
 
 class MissingExtra(RamenError):
-    """An optional dependency is needed; the message names the command that installs it."""
+    """An optional dependency is not installed; the message gives the command that installs it."""
 
     exit_code = 6
 
 
 class Interrupted(BaseException):
-    """Stopped on purpose; what was done so far is safe on disk."""
+    """Interrupted by a signal; work done so far is saved on disk."""
 
     exit_code = 130
 
 
 def error_lines(message: str) -> list[str]:
-    """The lines that are shown of an error's message."""
-    return [ERROR + line for line in redact(message).splitlines()]
-
-
-def warn(text: object) -> None:
-    """Say on stderr what the user should know though the work goes on."""
-    print(f"warning: {printable(redact(str(text)))}", file=sys.stderr, flush=True)
+    """Return the lines to print for an error's message."""
+    return [ERROR_PREFIX + line for line in redact(message).splitlines()]
 
 
 def os_error_text(error: OSError) -> str:
-    """What the operating system says of a failed read or write, without the number of the error."""
+    """Return the operating system's message of a failed read or write, without path and error number."""
     return error.strerror or str(error) or type(error).__name__
 
 
-def not_a_file(path: Path) -> str:
-    """Return what a path is if it is neither a regular file nor a link to one, else "".
+def describe_non_file(path: Path) -> str:
+    """Return what a path is instead of a regular file or a link to one; "" if it is a file.
 
     Check this before opening a file that a user names: opening a named pipe waits for its writer.
     """
@@ -195,20 +185,20 @@ def not_a_file(path: Path) -> str:
     return known.get(kind, "a device")
 
 
-def reason(error: BaseException) -> str:
-    """First line of an error; of a failed request only what the network said, at the end of a long nested text."""
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error; of a failed request, only the network's message inside the nested text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     cause = re.search(r"Caused by \w+\([\"'].*?\): (.*)[\"']\)\)$", lines[0])
     return redact(cause.group(1) if cause else lines[0])
 
 
-def decoding_error(error: UnicodeDecodeError) -> tuple[int, str]:
-    """Line, from 1, and byte, as 0xe9, at which a file that was read whole is not in its encoding."""
+def locate_decoding_error(error: UnicodeDecodeError) -> tuple[int, str]:
+    """Return the line (from 1) and the byte (as "0xe9") at which a whole file cannot be decoded."""
     return error.object[: error.start].count(b"\n") + 1, f"0x{error.object[error.start]:02x}"
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """What to say of a name that is not among the valid ones."""
+def suggest_name(name: str, valid: Iterable[str]) -> str:
+    """Return a hint for an unknown name: the closest valid name, or all of them."""
     names = list(valid)
-    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"valid names: {', '.join(names)}"
+    matches = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
+    return f"did you mean {matches[0]}?" if matches else f"valid names: {', '.join(names)}"

@@ -26,7 +26,7 @@ from ramen.artifacts import Artifact
 from ramen.config import Config, TrainingConfig
 from ramen.data.dataset import Dataset, Texts, read_test_edges
 from ramen.data.filters import heldout_filter
-from ramen.encoder.label_vectors import encode_labels, with_context
+from ramen.encoder.label_vectors import add_context, encode_labels
 from ramen.encoder.loading import load_encoder, load_trained
 from ramen.errors import ArtifactError, DataError, Defect
 from ramen.evaluation.metrics import DEPTH, apply_filter, document_weights, inverse_propensity, metrics_by_document
@@ -201,7 +201,7 @@ def _held_out_documents(path: Path, data: Dataset, graphs: Graphs, training: Tra
     if not len(rows):
         raise DataError(Defect(str(path), "no held-out document to probe", "set training.validation_fraction above 0"))
     return ProbeDocuments(
-        data.train.at(rows),
+        data.train.select(rows),
         data.y_train[rows],
         heldout_filter(data, rows)[rows],
         {name: sides[Side.DOCUMENT].csr()[rows] for name, sides in graphs.items()},
@@ -233,7 +233,7 @@ def _add_neighbour_mean(
     vectors: Vectors, edges: sp.csr_matrix, anchors: Vectors, weights: NDArray[np.float64]
 ) -> Vectors:
     """Add a share of the neighbours' weighted mean to each vector and normalise: float32 [rows, D]."""
-    return with_context(vectors, np.float32(NEIGHBOUR_WEIGHT) * neighbour_means(edges @ sp.diags(weights), anchors))
+    return add_context(vectors, np.float32(NEIGHBOUR_WEIGHT) * neighbour_means(edges @ sp.diags(weights), anchors))
 
 
 def _share_anchors(

@@ -1,4 +1,4 @@
-"""Where a run comes from: version, host, git revision, data hashes, and the front that started it."""
+"""Tags that record where a run comes from: version, host, git revision, data hashes, KFP and DVC context."""
 
 from __future__ import annotations
 
@@ -9,44 +9,45 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ramen.errors import ConfigError, warn
+from ramen.console import warn
+from ramen.errors import ConfigError
 from ramen.yamlfile import read_yaml
 
 ARM_ENV = "RAMEN_ARM"
-"""Environment variable naming the variant ("ramen", "base") that a pipeline run is."""
+"""Environment variable with the variant of a pipeline run ("ramen" or "base")."""
 
 
 def pipeline_key() -> str | None:
-    """What the stages of one pipeline run share when nobody passed a parent on: a KFP run id or a DVC process."""
+    """Return a key that the stages of one pipeline run share if no parent run was passed: KFP run id or DVC process."""
     if run := os.environ.get("KFP_RUN_ID"):
         return f"kfp:{run}"
     if os.environ.get("DVC_STAGE"):
         import psutil
 
         for process in psutil.Process().parents():
-            with suppress(psutil.Error):  # another user's process does not tell its command
+            with suppress(psutil.Error):  # the command line of another user's process is hidden
                 if any(Path(part).name == "dvc" for part in process.cmdline()[:3]):
                     return f"dvc:{socket.gethostname()}:{process.pid}:{process.create_time():.0f}"
     return None
 
 
 def dvc_project() -> Path | None:
-    """Root of the project that this DVC experiment was started from; None outside a temporary workspace.
+    """Return the project root of a DVC experiment in a temporary workspace, None outside of one.
 
-    `dvc exp run --temp` and `--queue` run in a copy of the project that is deleted afterwards. DVC_ROOT is the project.
+    `dvc exp run --temp` and `--queue` run in a copy of the project that is deleted afterwards.
     """
-    here = Path.cwd()
-    for folder in here.parents:
+    workspace = Path.cwd()
+    for folder in workspace.parents:
         if folder.parts[-3:] == (".dvc", "tmp", "exps"):
             return folder.parents[2]
     root = os.environ.get("DVC_ROOT")
-    if os.environ.get("DVC_EXP_NAME") and root and not here.is_relative_to(Path(root).resolve()):
+    if os.environ.get("DVC_EXP_NAME") and root and not workspace.is_relative_to(Path(root).resolve()):
         return Path(root)
     return None
 
 
-def provenance() -> dict[str, str]:
-    """Tags every run carries: version, host, git revision, data and graph hashes, KFP and DVC context."""
+def provenance_tags() -> dict[str, str]:
+    """Return the tags of every run: version, host, git revision, data and graph hashes, KFP and DVC context."""
     import ramen
 
     tags = {"ramen.version": ramen.__version__, "ramen.host": socket.gethostname()}
@@ -66,28 +67,28 @@ def provenance() -> dict[str, str]:
 
 
 def _dvc_hashes() -> dict[str, str]:
-    """md5 of the raw data (data.dvc) and of the graphs (dvc.lock), where these files are."""
+    """Return the md5 of the raw data (from data.dvc) and of the graphs (from dvc.lock), as far as known."""
     pointer, lock = _read_dvc(Path("data.dvc")), _read_dvc(Path("dvc.lock"))
     outs = {
-        "dvc.data": _at(pointer, "outs", 0, "md5"),
-        "dvc.graph": _at(lock, "stages", "build-graph", "outs", 0, "md5"),
+        "dvc.data": _lookup(pointer, "outs", 0, "md5"),
+        "dvc.graph": _lookup(lock, "stages", "build-graph", "outs", 0, "md5"),
     }
     return {key: str(value) for key, value in outs.items() if value}
 
 
 def _read_dvc(path: Path) -> Any:
-    """What a file of DVC holds, None where there is none or nothing that can be read."""
+    """Return the content of a DVC file, None if it is missing or cannot be read."""
     if not path.is_file():
         return None
     try:
         return read_yaml(path)
     except (ConfigError, FileNotFoundError) as error:
-        warn(f"{error}; the run is not tagged with the hashes of DVC")
+        warn(f"{error}; the run is not tagged with DVC hashes")
         return None
 
 
-def _at(tree: Any, *keys: str | int) -> Any:
-    """The value under some keys of nested mappings and lists, None where the tree has another form."""
+def _lookup(tree: Any, *keys: str | int) -> Any:
+    """Return the value at a path of keys in nested mappings and lists, None if the path does not exist."""
     for key in keys:
         try:
             tree = tree[key]
@@ -97,6 +98,7 @@ def _at(tree: Any, *keys: str | int) -> Any:
 
 
 def _git(*arguments: str) -> str:
+    """Return the output of a git command, "" if it fails."""
     try:
         done = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, errors="replace", timeout=10, check=False

@@ -1,4 +1,4 @@
-"""Credentials are removed from every text that people see or that is logged or tracked."""
+"""Removal of credentials from text that is printed, logged or tracked."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _SECRET = (
     r"[\w.-]*(?:api|access|secret|account|private|shared)[_.-]?key(?:[_.-]?id)?)\]?(?:\[\])?"
 )
 _NAMES = rf"{_SECRET}|sig|auth|jwt|session|code|[\w.-]*[_.-]?key(?:[_.-]?id)?"
-"""Names of secrets: in text of any kind, and in a URL, where short names have no other meaning."""
+"""Names of secrets: `_SECRET` in any text; in URLs also short names, which mean other things elsewhere."""
 _USER = (
-    # a password may hold "/" or "@" where somebody forgot to encode it: rather a path than a password is lost
+    # greedy: an unencoded password may contain "/" or "@"; losing a path is better than showing a password
     re.compile(r"(?<=://)[^\s:/?#@]*:[^\s]*@"),
     re.compile(r"(?<=://)[^\s/?#]*@"),
 )
-"""User and password of a URL, before its host."""
+"""User and password of a URL."""
 _PATTERNS = (
     *((pattern, f"{HIDDEN}@") for pattern in _USER),
-    (re.compile(r"(?<![\w:/@.%+-])[\w.%+-]+:[^\s@/:]+@(?=[\w\[])"), f"{HIDDEN}@"),  # an address without a scheme
+    (re.compile(r"(?<![\w:/@.%+-])[\w.%+-]+:[^\s@/:]+@(?=[\w\[])"), f"{HIDDEN}@"),  # a URL without its scheme
     # parameters of a query string or fragment
     (re.compile(rf"(?i)(?<=[?&;#])((?:{_NAMES})=)(?:'[^']*'|\"[^\"]*\"|[^\s&;#'\"]*[^\s&;#'\":]|)"), rf"\g<1>{HIDDEN}"),
-    # the same as a data source name, JSON or a header has them
+    # secrets in a connection string, JSON or a header
     (
         re.compile(
             rf"(?i)(?<![\w.?&;#-])(['\"]?(?:--)?(?:{_SECRET})['\"]?\s*(?:=|:(?!//))\s*(?:(?:bearer|basic|token)\s+)?)"
@@ -41,21 +41,21 @@ URL_VARIABLES = (
     "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "KF_PIPELINES_ENDPOINT", "RAMEN_DVC_REMOTE", "AWS_ENDPOINT_URL",
     "MLFLOW_S3_ENDPOINT_URL", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy",
 )  # fmt: skip
-"""Environment variables whose URLs may hold a password."""
+"""Environment variables whose URLs may contain a password."""
 SECRET_VARIABLES = (
     "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "KF_PIPELINES_TOKEN", "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN", "HF_TOKEN",
 )  # fmt: skip
 """Environment variables that are secrets."""
-SHORTEST = 4
-"""Characters of the shortest secret that is looked for by its value: shorter ones occur in ordinary words."""
+MIN_SECRET_LENGTH = 4
+"""Shorter values of secret variables are not searched for: they occur in ordinary words."""
 
 
 def redact(text: str) -> str:
-    """A text without credentials.
+    """Replace credentials in a text by "***".
 
-    Removed are user and password of URLs, parameters of URLs that hold secrets (password, token, key, signature, ...),
-    bearer tokens, and the values of the secrets that this process has in its environment, wherever they occur.
+    These are: user and password of URLs, secret URL parameters (password, token, key, signature, ...), bearer tokens,
+    and the values of this process's secret environment variables wherever they occur.
     """
     for secret in _known_secrets(os.environ):
         text = text.replace(secret, HIDDEN)
@@ -64,15 +64,15 @@ def redact(text: str) -> str:
     return text
 
 
-def without_credentials(url: str) -> str:
-    """A URL without user and password, as it is written where others read it."""
+def strip_credentials(url: str) -> str:
+    """Return a URL without user and password, for files that others read."""
     for pattern in _USER:
         url = pattern.sub("", url)
     return url
 
 
 def redact_values(value: Any) -> Any:
-    """A JSON value with every string redacted, keys excepted."""
+    """Return a JSON value with every string redacted except keys."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
@@ -87,7 +87,7 @@ def redact_values(value: Any) -> Any:
 
 
 class RedactingFilter(logging.Filter):
-    """Redacts log records."""
+    """Removes credentials from log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = redact(record.getMessage()), None
@@ -95,12 +95,12 @@ class RedactingFilter(logging.Filter):
 
 
 def _known_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Secret values of an environment, longest first."""
-    found: set[str] = set()
+    """Return the secret values of an environment, longest first."""
+    secrets: set[str] = set()
     for value in (environment.get(name, "") for name in SECRET_VARIABLES):
-        found |= {value, value.strip(), repr(value)[1:-1], *value.split()}
+        secrets |= {value, value.strip(), repr(value)[1:-1], *value.split()}
     for name in URL_VARIABLES:
-        # greedy up to the last "@": a password that was not encoded may hold one
+        # greedy up to the last "@": an unencoded password may contain one
         if match := re.match(r"(?:[^:/]+:)?/*[^:/?#@]*:(.*)@", environment.get(name, ""), re.DOTALL):
-            found |= {match.group(1), unquote(match.group(1))}
-    return sorted((secret for secret in found if len(secret) >= SHORTEST), key=len, reverse=True)
+            secrets |= {match.group(1), unquote(match.group(1))}
+    return sorted((secret for secret in secrets if len(secret) >= MIN_SECRET_LENGTH), key=len, reverse=True)

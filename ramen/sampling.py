@@ -18,7 +18,7 @@ def keyed_rng(seed: int, stream: str, *position: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(stream.encode()), *position])
 
 
-def among(ascending: NDArray[np.integer[Any]], values: NDArray[np.integer[Any]]) -> Bools:
+def isin_sorted(ascending: NDArray[np.integer[Any]], values: NDArray[np.integer[Any]]) -> Bools:
     """Test which of `values` occur in the sorted array `ascending`: bool, shape of `values`.
 
     `np.isin` sorts both arrays in every call, which takes seconds for a few values and millions of entries.
@@ -134,7 +134,7 @@ class MembershipMask:
         return mask
 
 
-def within_budget(pools: Mapping[str, Ints], keys: Mapping[str, int], most: int) -> dict[str, Ints]:
+def sample_pools(pools: Mapping[str, Ints], keys: Mapping[str, int], most: int) -> dict[str, Ints]:
     """Sample at most `most` anchors over all sets, all with equal probability.
 
     Args:

@@ -1,4 +1,4 @@
-"""Stopping on request: SIGTERM (a pre-empted node) and the first Ctrl-C ask, a second Ctrl-C insists."""
+"""Handling of SIGTERM and Ctrl-C: the first one requests a clean stop, a second Ctrl-C stops at once."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 
 @contextmanager
 def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` once, at the first SIGTERM or SIGINT; a second SIGINT raises KeyboardInterrupt.
+    """Call `act` at the first SIGTERM or SIGINT; a second SIGINT raises KeyboardInterrupt.
 
-    Further SIGTERMs count for nothing: a terminal sends SIGINT to all processes of a command, and the front passes its
-    own on as SIGTERM. A signal that is ignored (nohup) stays ignored. Outside the main thread nothing is installed:
-    whoever runs us handles signals. May be nested; the inner one rules until it ends.
+    Further SIGTERMs are ignored: a terminal sends SIGINT to all processes of a command, and the local runner forwards
+    its own as SIGTERM. A signal that was ignored (nohup) stays ignored. Outside the main thread no handler is
+    installed. Blocks may be nested; the innermost handles the signal.
 
     Args:
-        act: may raise, then the body ends with that exception.
+        act: called once; if it raises, the block ends with that exception.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = interrupted = False
+    signalled = ctrl_c = False
 
     def handle(number: int, frame: Any) -> None:
-        nonlocal asked, interrupted
-        if number == signal.SIGINT and interrupted:
+        nonlocal signalled, ctrl_c
+        if number == signal.SIGINT and ctrl_c:
             raise KeyboardInterrupt
-        first, asked, interrupted = not asked, True, interrupted or number == signal.SIGINT
-        if first:
+        is_first, signalled, ctrl_c = not signalled, True, ctrl_c or number == signal.SIGINT
+        if is_first:
             act()
 
-    heeded = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) not in (signal.SIG_IGN, None)]
-    before = {number: signal.signal(number, handle) for number in heeded}
+    handled = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) not in (signal.SIG_IGN, None)]
+    previous = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

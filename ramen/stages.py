@@ -1,11 +1,11 @@
-"""The table of stages, and the one function that runs a stage whatever the front.
+"""The table of stages, and `run_stage`, which the CLI, DVC and Kubeflow all use to run one.
 
-A stage function lives in a package's `stage.py` and takes, by keyword, exactly its artifacts (`Artifact` for what
-it reads, `Draft` for what it writes), its config sections and `track`; it returns headline metrics as a flat dict.
-It cannot read a knob it did not declare, so a change of an index knob re-runs neither training in DVC nor its
-cached KFP task.
+A stage function lives in a package's `stage.py` and takes exactly these keyword arguments: its artifacts (`Artifact`
+for inputs, `Draft` for outputs), its config sections, and `track`. It returns headline metrics as a flat dict. It
+cannot read a knob that it did not declare, so a changed index knob re-runs neither training in DVC nor the cached KFP
+task.
 
-Nothing heavy is imported here: `impl` is resolved only when the stage runs.
+Nothing heavy is imported here: `impl` is resolved when the stage runs.
 """
 
 from __future__ import annotations
@@ -23,37 +23,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.artifacts import (
-    KINDS,
-    Artifact,
-    Draft,
-    check_room,
-    check_writable,
-    drafts,
-    failed_io,
-    folder_sha256,
-    open_artifact,
-    read_manifest,
-    reading,
-)
+from ramen.artifacts import KINDS, Artifact, Draft, create_drafts, open_artifact, read_manifest
 from ramen.errors import ArtifactError, Interrupted
+from ramen.files import check_room, check_writable, describe_io_error, folder_sha256, wrap_read_errors
 from ramen.processes import rank
 from ramen.signals import on_interrupt
 from ramen.tracking import NullTracker, Tracker, flat_params, open_tracker
-from ramen.workdir import WORK_ENV, claim, lock_workdir, release, work_directory
+from ramen.workdir import WORK_ENV, lock_workdir, record_task, remove_if_empty, work_directory, work_root
 
 if TYPE_CHECKING:
     from ramen.config import Config
 
 PACKAGE = Path(__file__).parent
-MODELS = {"warm_model", "model"}
-"""A stage that reads one of these takes its encoder from there."""
-
-
-ROOM = 8 << 20
-"""Bytes that are free for an output at least, in addition to the copies of the encoder's weights."""
+MODEL_ARTIFACTS = {"warm_model", "model"}
+"""A stage that reads one of these loads its encoder from it."""
+MIN_FREE_BYTES = 8 << 20
+"""Free space required for each output, in addition to the copies of the encoder's weights."""
 CHECKPOINT_COPIES = 3
-"""A checkpoint holds the weights and two moments of the optimiser."""
+"""A checkpoint contains the weights and the two moments of the optimiser."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +48,18 @@ class Stage:
     """One stage of the pipeline.
 
     Attributes:
-        name: as typed on the command line.
-        help: one line.
+        name: command name.
+        help: one line for `ramen --help`.
         reads, writes: artifact names.
-        sections: config sections the stage may see.
+        sections: config sections the stage may read.
         code: modules and packages under `ramen/` whose change must re-run the stage.
-        impl: "module:function".
-        checks: "module:function" of what is checked before anything trains; see `ramen.preflight`.
-        copies: of the encoder's weights that its outputs hold at least, the optimiser's moments included.
-        gpu: the stage trains or encodes, and wants an accelerator where there is one.
-        parallel: several processes may run it together (`torchrun`); of any other stage, rank 0 does all.
+        impl: the stage function, as "module:function".
+        checks: functions that check the stage's needs before anything trains; see `ramen.preflight`.
+        copies: minimum size of the outputs, in copies of the encoder's weights (including the optimiser's moments).
+        gpu: it trains or encodes, and uses an accelerator if there is one.
+        parallel: several processes may run it together (`torchrun`); any other stage runs on rank 0 only.
         side_effects: it changes something outside its artifacts (a registry), so its result is never cached.
-        headline: its metrics are also recorded on the pipeline's run, so that pipelines compare row by row.
+        headline: its metrics are also recorded on the pipeline's run, to compare pipelines row by row.
         shown: files and folders of its first output that are stored with its MLflow run.
     """
 
@@ -93,15 +80,16 @@ class Stage:
 
     @property
     def identifier(self) -> str:
-        """The name as a Python identifier and folder name: `prune_retrain`."""
+        """The name as a Python identifier and folder name, such as `prune_retrain`."""
         return self.name.replace("-", "_")
 
     def code_paths(self) -> list[Path]:
-        """Files and folders under the package that the stage depends on."""
-        return [PACKAGE / part for part in ("artifacts.py", "config", "stages.py", "yamlfile.py", *self.code)]
+        """Return the files and folders of the package that the stage's result depends on."""
+        common = ("artifacts.py", "config", "files.py", "stages.py", "yamlfile.py")
+        return [PACKAGE / part for part in (*common, *self.code)]
 
     def code_version(self) -> str:
-        """sha256 (12 hex digits) of the source files the stage depends on."""
+        """Return the sha256 (12 hex digits) of the source files that the stage's result depends on."""
         digest = hashlib.sha256()
         for root in self.code_paths():
             files = sorted([*root.rglob("*.py"), *root.rglob("*.j2")]) if root.is_dir() else [root]
@@ -110,51 +98,53 @@ class Stage:
         return digest.hexdigest()[:12]
 
     def cache_version(self, config: Config) -> str:
-        """What a kept result depends on beside sections and inputs: the code, and what sections name outside.
+        """Return a version of everything a cached result depends on in addition to sections and inputs.
 
-        That is the raw data for the first stage, else what `named` finds.
+        These are the code, the raw data of the first stage, and the directories that knobs name.
 
         Raises:
-            RamenError: there are no raw data, or what a section names is not there.
+            RamenError: the raw data or a named directory cannot be read.
         """
         from ramen.data import sources
 
-        outside = self.named({name: getattr(config, name) for name in self.sections})
+        digests = self.knob_digests({name: getattr(config, name) for name in self.sections})
         if not self.reads:
-            outside["data.path"] = sources.fingerprint(config.data)
-        return "-".join([self.code_version(), *(digest[:12] for digest in outside.values())])
+            digests["data.path"] = sources.fingerprint(config.data)
+        return "-".join([self.code_version(), *(digest[:12] for digest in digests.values())])
 
-    def named(self, sections: Mapping[str, Any]) -> dict[str, str]:
-        """Folders that knobs name beside the stage's inputs: knob -> digest, for one may be written anew in its place.
+    def knob_digests(self, sections: Mapping[str, Any]) -> dict[str, str]:
+        """Return the digests of the directories that knobs name, since their content may change: knob -> digest.
 
         Args:
             sections: name -> validated section.
 
         Raises:
-            ArtifactError: the base's evaluation is none.
+            ArtifactError: a directory cannot be read, or `scoring.base` is not an evaluation.
         """
-        folders = self.folders(sections)
-        found = {}
+        folders = self.knob_folders(sections)
+        digests = {}
         if folder := folders.get("encoder.name"):
-            with reading(folder, "set encoder.name to a directory that can be read"):
-                found["encoder.name"] = folder_sha256(folder)
+            with wrap_read_errors(folder, "set encoder.name to a directory that can be read"):
+                digests["encoder.name"] = folder_sha256(folder)
         if base := folders.get("scoring.base"):
-            found["scoring.base"] = open_artifact(base, "evaluation").digest
-        return found
+            digests["scoring.base"] = open_artifact(base, "evaluation").digest
+        return digests
 
-    def folders(self, sections: Mapping[str, Any]) -> dict[str, Path]:
-        """Directories that knobs name in addition to the stage's inputs: knob -> path.
+    def knob_folders(self, sections: Mapping[str, Any]) -> dict[str, Path]:
+        """Return the directories that knobs name in addition to the stage's inputs: knob -> path.
 
         Args:
             sections: name -> validated section.
         """
-        found = {}
-        starts = not MODELS & set(self.reads) or ("scoring" in sections and "untrained" in sections["scoring"].peers)
-        if "encoder" in sections and starts and Path(sections["encoder"].name).is_dir():
-            found["encoder.name"] = Path(sections["encoder"].name)
+        folders = {}
+        loads_encoder = not MODEL_ARTIFACTS & set(self.reads) or (
+            "scoring" in sections and "untrained" in sections["scoring"].peers
+        )
+        if "encoder" in sections and loads_encoder and Path(sections["encoder"].name).is_dir():
+            folders["encoder.name"] = Path(sections["encoder"].name)
         if "scoring" in sections and sections["scoring"].base:
-            found["scoring.base"] = Path(sections["scoring"].base)
-        return found
+            folders["scoring.base"] = Path(sections["scoring"].base)
+        return folders
 
 
 _ITEMS = ("data/dataset.py", "data/filters.py", "data/identity.py", "data/sparse.py")
@@ -270,7 +260,7 @@ STAGES: dict[str, Stage] = {
 
 
 def default_path(artifact: str, root: str | os.PathLike[str] = "artifacts") -> Path:
-    """Where an artifact lies unless told otherwise."""
+    """Return the default directory of an artifact."""
     assert artifact in KINDS
     return Path(root) / artifact
 
@@ -283,16 +273,16 @@ def run_stage(
     outputs: Mapping[str, str | os.PathLike[str]] | None = None,
     track: Tracker | None = None,
 ) -> dict[str, float]:
-    """Run one stage: validate sections, open and check inputs, write beside, rename, return the metrics.
+    """Run one stage: validate the sections, check the inputs, write drafts, rename them, return the metrics.
 
     Args:
         name: a key of `STAGES`.
-        sections: section name -> values, at least those the stage declares (others are ignored).
-        inputs, outputs: artifact name -> directory, exactly those the stage reads and writes; None = the defaults.
-        track: receives parameters, datasets, step metrics and figures; None = nothing is tracked.
+        sections: section name -> values, at least those that the stage declares (others are ignored).
+        inputs, outputs: artifact name -> directory, exactly those that the stage reads and writes; None = the defaults.
+        track: receives parameters, datasets, metrics and files; None = nothing is tracked.
 
     Raises:
-        RamenError: whatever the user can mend; no output is changed in that case.
+        RamenError: an error caused by the user's input or configuration; no output has changed.
         Interrupted: SIGTERM or Ctrl-C.
     """
     from ramen.config import parse_section
@@ -315,7 +305,7 @@ def run_stage(
     task = {
         "stage": name,
         "sections": plain,
-        "inputs": {key: artifact.digest for key, artifact in opened.items()} | stage.named(values),
+        "inputs": {key: artifact.digest for key, artifact in opened.items()} | stage.knob_digests(values),
         "code": stage.code_version(),
     }
     work = work_directory(task)
@@ -326,74 +316,74 @@ def run_stage(
         return run_worker_rank(stage, implementation, opened, values, work, task)
     computed = False
 
-    def stop() -> None:
-        if not computed:  # else it finishes: renaming the outputs is not to be cut in two
-            raise Interrupted("stopped on request; nothing was changed")
+    def interrupt() -> None:
+        if not computed:  # renaming several outputs must not be interrupted half-way
+            raise Interrupted("interrupted; no output was changed")
 
-    with lock_workdir(work, task), _collected():
+    folders = stage.knob_folders(values)
+    with lock_workdir(work, task), _freed_memory():
         try:
-            places = drafts(outputs, sections=plain, inputs=opened, work=work, task=task, named=stage.folders(values))
-            with on_interrupt(stop), _located(name, outputs), places as written:
-                claim(work, task, outputs)
+            created = create_drafts(outputs, sections=plain, inputs=opened, work=work, task=task, named=folders)
+            with on_interrupt(interrupt), _reported_io_errors(name, outputs), created as written:
+                record_task(work, task, outputs)
                 metrics: dict[str, float] = implementation(**opened, **written, **values, track=track)
                 computed = True
         finally:
-            release(work)
+            remove_if_empty(work)
         shutil.rmtree(work, ignore_errors=True)
-    _report(stage, metrics, outputs, track)
+    _record_results(stage, metrics, outputs, track)
     return metrics
 
 
-def preflight(names: Iterable[str], sections: Mapping[str, Any], places: Iterable[str | os.PathLike[str]]) -> None:
-    """Check what stages will need, before anything trains.
+def preflight(names: Iterable[str], sections: Mapping[str, Any], outputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Check disk space, permissions and the stages' own checks before anything trains.
 
     Args:
         names: keys of `STAGES`.
-        sections: section name -> validated section, all that the stages see.
-        places: directories that will be written.
+        sections: section name -> validated section, all that the stages read.
+        outputs: directories that will be written.
 
     Raises:
         RamenError: a stage would fail later; nothing was changed.
     """
     names = list(names)
-    work = work_directory({"stage": "", "sections": {}, "inputs": {}, "code": ""}).parent / "task"
-    written = {Path(place): ROOM for place in places}
-    for place in written:
-        check_writable(place)
+    work = work_root() / "task"
+    needed = {Path(path): MIN_FREE_BYTES for path in outputs}
+    for path in needed:
+        check_writable(path)
     check_writable(work, remedy=f"set {WORK_ENV} to another directory")
     if copies := sum(STAGES[name].copies for name in names):
         from ramen.encoder.checks import encoder_bytes
 
         weights = encoder_bytes(sections["encoder"].name)
-        written[next(iter(written), work)] += copies * weights
+        needed[next(iter(needed), work)] += copies * weights
         if any(STAGES[name].parallel for name in names):
-            written[work] = CHECKPOINT_COPIES * weights
-    check_room(written)
+            needed[work] = CHECKPOINT_COPIES * weights
+    check_room(needed)
     for check in dict.fromkeys(check for name in names for check in STAGES[name].checks):
         module, function = check.split(":")
         getattr(importlib.import_module(module), function)(sections)
 
 
 @contextlib.contextmanager
-def _located(name: str, outputs: Mapping[str, str | os.PathLike[str]]) -> Iterator[None]:
-    """Turn an error of the file system into one line; where it names no path, it names the stage's outputs."""
+def _reported_io_errors(name: str, outputs: Mapping[str, str | os.PathLike[str]]) -> Iterator[None]:
+    """Turn an error of the file system into one line; if it names no path, add the stage's outputs."""
     try:
         yield
     except Exception as error:
-        if not (reason := failed_io(error)):
+        if not (reason := describe_io_error(error)):
             raise
-        # other libraries' errors, and those of a write, name no path
-        named = getattr(error, "filename", None) or any(f"{Path(place)}" in reason for place in outputs.values())
-        where = "" if named else f"{', '.join(map(str, outputs.values()))}: "
+        has_path = getattr(error, "filename", None) or any(f"{Path(path)}" in reason for path in outputs.values())
+        where = "" if has_path else f"{', '.join(map(str, outputs.values()))}: "
         raise ArtifactError(f"{where}{reason} (stage {name}); no output was changed") from error
 
 
 def record_cached(name: str, metrics: Mapping[str, float], outputs: Mapping[str, str | os.PathLike[str]]) -> None:
-    """Record a stage whose result came from a cache as a computed one is recorded, with the tag `ramen.cached`.
+    """Track a stage whose result came from a cache like a computed one, with the tag `ramen.cached`.
 
     Args:
         name: a key of `STAGES`.
-        metrics: returned by the stage when it was computed.
+        metrics: returned when the stage was computed.
         outputs: artifact name -> directory, as in `run_stage`.
 
     Raises:
@@ -405,13 +395,13 @@ def record_cached(name: str, metrics: Mapping[str, float], outputs: Mapping[str,
         track.params(flat_params(manifest["sections"]))
         for key, digest in manifest["inputs"].items():
             track.dataset(key, digest, key)
-        _report(stage, metrics, outputs, track)
+        _record_results(stage, metrics, outputs, track)
 
 
-def _report(
+def _record_results(
     stage: Stage, metrics: Mapping[str, float], outputs: Mapping[str, str | os.PathLike[str]], track: Tracker
 ) -> None:
-    """Record a finished stage's metrics and the files that people open."""
+    """Track the metrics of a finished stage and the files listed in `Stage.shown`."""
     (track.headline if stage.headline else track.log)(metrics)
     for path in (Path(outputs[stage.writes[0]]) / name for name in stage.shown):
         if path.exists():
@@ -419,10 +409,10 @@ def _report(
 
 
 @contextlib.contextmanager
-def _collected() -> Iterator[None]:
-    """Let go of what a stage made: a trained model hangs together in cycles, gigabytes that a next row would sit on.
+def _freed_memory() -> Iterator[None]:
+    """Free the stage's memory: a trained model has reference cycles that would keep gigabytes alive until the next row.
 
-    What was there before is not looked through, which would take half a second each time.
+    Objects that existed before are frozen: collecting them would take half a second each time.
     """
     gc.freeze()
     try:
@@ -433,10 +423,13 @@ def _collected() -> Iterator[None]:
 
 
 def check_lineage(opened: Mapping[str, Artifact]) -> None:
-    """What is read together must have been made from each other: rows of one are rows of the other.
+    """Check that artifacts which are read together were made from each other, so that their rows correspond.
+
+    Args:
+        opened: artifact name -> artifact.
 
     Raises:
-        ArtifactError: an artifact was made from another one of a name than the one given.
+        ArtifactError: an artifact was made from another input than the one given.
     """
     for name, artifact in opened.items():
         for source, digest in artifact.manifest["inputs"].items():
@@ -444,7 +437,7 @@ def check_lineage(opened: Mapping[str, Artifact]) -> None:
                 maker = next(stage.name for stage in STAGES.values() if name in stage.writes)
                 raise ArtifactError(
                     f"{artifact.path}: was made from another {source} than {opened[source].path}; run `ramen {maker}` "
-                    f"again, or name the {source} that it was made from"
+                    f"again, or pass the {source} that it was made from"
                 )
 
 
@@ -456,7 +449,7 @@ def run_worker_rank(
     work: Path,
     task: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Take part in a stage that rank 0 reports and writes."""
+    """Run a stage on a rank other than 0, which neither writes artifacts nor reports."""
     if not stage.parallel:
         return {}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):

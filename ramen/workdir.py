@@ -1,8 +1,8 @@
-"""Work directories: where a stage keeps what an interrupted run goes on from, and whose it is.
+"""Work directories: checkpoints of an interrupted stage, and the record of the task that they belong to.
 
-A directory is named by what was asked for (stage, sections, inputs, code), so a checkpoint can only be found again by
-the run that would have written it. If the same output is asked for in another way while an interrupted run waits, that
-is refused: someone may not want to lose hours of training over a changed knob.
+A directory is named by its task (stage, sections, inputs, code), so only the same task finds its checkpoint again. A
+different task with the same outputs is refused while an interrupted run waits: hours of training should not be lost
+because of a changed knob.
 """
 
 from __future__ import annotations
@@ -18,37 +18,55 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ramen.artifacts import checked, naming, read_json, write_json
 from ramen.errors import ArtifactError
+from ramen.files import add_path_to_errors, check_type, read_json, write_json
 from ramen.tracking import flat_params
 
 WORK_ENV = "RAMEN_WORK"
-"""Environment variable naming the directory of work directories (checkpoints); default .ramen/work."""
+"""Environment variable with the directory of work directories (checkpoints); default .ramen/work."""
 
 TASK_FILE = "task.json"
-"""In a work directory or a checkpoint: what was asked for."""
+"""The task of a work directory or of a checkpoint."""
+
+
+def stage_key(stage: str, sections: Mapping[str, Any], inputs: Mapping[str, Any], code: str) -> str:
+    """Return a key of everything that a stage's result depends on: 16 hex digits.
+
+    Args:
+        stage: name of the stage.
+        sections: values of the config sections that it sees.
+        inputs: digests of what it reads.
+        code: version of its code.
+    """
+    return hashlib.sha256(json.dumps([stage, sections, inputs, code], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def work_directory(task: Mapping[str, Any]) -> Path:
-    """The same stage with the same sections, inputs and code finds the same directory again."""
-    key = json.dumps([task[part] for part in ("stage", "sections", "inputs", "code")], sort_keys=True)
-    root = Path(os.environ.get(WORK_ENV, ".ramen/work"))
-    return root / f"{task['stage']}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    """Return the work directory of a task (keys: stage, sections, inputs, code)."""
+    key = stage_key(*(task[part] for part in ("stage", "sections", "inputs", "code")))
+    return work_root() / f"{task['stage']}-{key}"
+
+
+def work_root() -> Path:
+    """Return the directory of all work directories."""
+    return Path(os.environ.get(WORK_ENV, ".ramen/work"))
 
 
 @contextmanager
 def lock_workdir(work: Path, task: Mapping[str, Any]) -> Iterator[None]:
-    """Hold the lock of a work directory; the system lets go of it when the process ends, however it ends.
+    """Hold the lock of a work directory inside the block; the system releases it if the process is killed.
 
     Raises:
-        ArtifactError: another process, maybe on another machine, is at the same task, or checkpoints have no place.
+        ArtifactError: another process, maybe on another machine, runs the same task, or the parent directory cannot be
+            created.
     """
     path = work.with_name(f"{work.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtifactError(
-            f"{path.parent}: the directory for checkpoints cannot be made ({error.strerror}); set {WORK_ENV} to another"
+            f"{path.parent}: cannot create the directory for checkpoints ({error.strerror}); set {WORK_ENV} to another "
+            "directory"
         ) from None
     while True:
         with path.open("a+", encoding="utf-8", errors="replace") as lock:
@@ -57,14 +75,14 @@ def lock_workdir(work: Path, task: Mapping[str, Any]) -> Iterator[None]:
             except BlockingIOError:
                 lock.seek(0)
                 raise ArtifactError(
-                    f"{task['stage']}: {lock.read().strip() or 'another process'} is at the very same task and writes "
-                    f"checkpoints to {work}; wait for it, or give this one another {WORK_ENV}"
+                    f"{task['stage']}: {lock.read().strip() or 'another process'} runs the same task with checkpoints "
+                    f"in {work}; wait for it to end, or set {WORK_ENV} to another directory"
                 ) from None
             except OSError:
-                pass  # a file system without locks: as before there were any
+                pass  # the file system has no locks: run without
             if not path.exists() or path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
-                continue  # removed by its last holder just now
-            with naming(path):
+                continue  # the previous holder has just removed the file
+            with add_path_to_errors(path):
                 lock.truncate(0)
                 lock.write(f"process {os.getpid()} on {socket.gethostname()}")
                 lock.flush()
@@ -75,73 +93,74 @@ def lock_workdir(work: Path, task: Mapping[str, Any]) -> Iterator[None]:
             return
 
 
-def claim(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str | os.PathLike[str]]) -> None:
-    """Note whose work directory it is, unless unfinished work of another task waits for the same outputs.
+def record_task(work: Path, task: Mapping[str, Any], outputs: Mapping[str, str | os.PathLike[str]]) -> None:
+    """Write the task into its work directory, unless an interrupted run of another task has the same outputs.
 
     Raises:
-        ArtifactError: it does: someone changed a knob, the data or the code under a checkpoint.
+        ArtifactError: it has: a knob, the data or the code changed after the checkpoint was written.
     """
-    places = {name: str(Path(place).absolute()) for name, place in outputs.items()}
-    for other in sorted(work.parent.glob(f"{task['stage']}-*/{TASK_FILE}")):
-        theirs = read_task(other)  # what is not readable is nobody's: it blocks no other task
-        if theirs and other.parent != work and theirs.get("outputs") == places and _unfinished(other.parent):
+    output_paths = {name: str(Path(path).absolute()) for name, path in outputs.items()}
+    for file in sorted(work.parent.glob(f"{task['stage']}-*/{TASK_FILE}")):
+        other = read_task(file)  # a damaged task blocks no other
+        if other and file.parent != work and other.get("outputs") == output_paths and _has_checkpoint(file.parent):
             raise ArtifactError(
-                f"{task['stage']}: an interrupted run for the same output left a checkpoint in {other.parent}, but "
-                f"{'; '.join(differences(theirs, task))}; go back to resume it, or start afresh: rm -r {other.parent}"
+                f"{task['stage']}: an interrupted run with the same output left a checkpoint in {file.parent}, but "
+                f"{'; '.join(describe_differences(other, task))}; undo the change to resume it, or delete it to start "
+                f"over: rm -r {file.parent}"
             )
-    write_json(work / TASK_FILE, {**task, "outputs": places})
+    write_json(work / TASK_FILE, {**task, "outputs": output_paths})
 
 
-def release(work: Path) -> None:
-    """Remove a work directory in which nothing was left to go on from."""
-    if work.is_dir() and not _unfinished(work):
+def remove_if_empty(work: Path) -> None:
+    """Delete a work directory that contains nothing to resume from."""
+    if work.is_dir() and not _has_checkpoint(work):
         shutil.rmtree(work, ignore_errors=True)
 
 
 def inputs_in_use() -> set[str]:
-    """Digests of the artifacts that tasks with a work directory read: running ones, and interrupted ones.
+    """Return the digests of the artifacts that running and interrupted tasks read.
 
     Raises:
-        ArtifactError: what a checkpoint needs is unknown, since its task cannot be read.
+        ArtifactError: the task of a checkpoint cannot be read, so its inputs are unknown.
     """
-    found: set[str] = set()
-    for file in sorted(Path(os.environ.get(WORK_ENV, ".ramen/work")).glob(f"*/{TASK_FILE}")):
+    digests: set[str] = set()
+    for file in sorted(work_root().glob(f"*/{TASK_FILE}")):
         if task := read_task(file):
-            found |= set(task["inputs"].values())
-        elif _unfinished(file.parent):
+            digests |= set(task["inputs"].values())
+        elif _has_checkpoint(file.parent):
             raise ArtifactError(
-                f"{file}: damaged, so what the checkpoint next to it needs is unknown; run its command again, or "
+                f"{file}: damaged, so the inputs of the checkpoint next to it are unknown; run its command again, or "
                 f"delete it: rm -r {file.parent}"
             )
-    return found
+    return digests
 
 
 def read_task(file: Path) -> dict[str, Any]:
-    """A task as `claim` wrote it; empty if the file is damaged."""
+    """Read a task written by `record_task`; empty if the file is damaged."""
     with suppress(ArtifactError):
         task: dict[str, Any] = read_json(file, dict[str, Any])
         forms = {"sections": dict[str, dict[str, Any]], "inputs": dict[str, str], "outputs": dict[str, str]}
-        return task | {key: checked(task.get(key, {}), form, str(file)) for key, form in forms.items()}
+        return task | {key: check_type(task.get(key, {}), form, str(file)) for key, form in forms.items()}
     return {}
 
 
-def _unfinished(work: Path) -> bool:
-    """Whether anything but the task was left in a work directory."""
+def _has_checkpoint(work: Path) -> bool:
+    """Whether a work directory contains anything but the task and empty folders."""
     return any(path.name != TASK_FILE and (not path.is_dir() or any(path.iterdir())) for path in work.iterdir())
 
 
-def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """What two tasks differ in, a phrase each."""
-    before, now = (flat_params(task.get("sections", {})) for task in (theirs, ours))
-    found = [
+def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the differences of two tasks, one phrase each."""
+    before, now = (flat_params(task.get("sections", {})) for task in (old, new))
+    phrases = [
         f"{key} was {before.get(key, 'not set')}, is {now.get(key, 'not set')}"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
-    inputs = theirs.get("inputs", {})
-    found += [f"{name} is another one" for name, digest in ours["inputs"].items() if inputs.get(name) != digest]
-    if theirs.get("stage") != ours["stage"]:
-        found.append(f"it is of stage {theirs.get('stage')}")
-    elif theirs.get("code") != ours["code"]:
-        found.append("ramen's code has changed")
-    return found
+    inputs = old.get("inputs", {})
+    phrases += [f"the input {name} has changed" for name, digest in new["inputs"].items() if inputs.get(name) != digest]
+    if old.get("stage") != new["stage"]:
+        phrases.append(f"it belongs to the stage {old.get('stage')}")
+    elif old.get("code") != new["code"]:
+        phrases.append("ramen's code has changed")
+    return phrases

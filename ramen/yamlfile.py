@@ -1,8 +1,8 @@
-"""YAML that users write: parameter files, studies, and the values of `--set`.
+"""A strict reader for YAML that users write: parameter files, studies, and the values of `--set`.
 
-Of YAML's types only the mapping, the list, text, numbers, true, false and null are read, the numbers and constants as
-JSON writes them and YAML 1.2 reads them: `yes` is text, 010 is ten, 2024-02-30 is text, 1e-4 is a number. DVC reads
-params.yaml by the same rules. Size, depth and expanded size are bounded, so that reading ends in seconds.
+Only mappings, lists, text, numbers, booleans and null are read. Numbers and constants follow YAML 1.2, as in DVC's
+reader of params.yaml: `yes` is text, 010 is ten, 2024-02-30 is text, 1e-4 is a number. Size, depth and the size with
+expanded aliases are bounded, so reading ends in seconds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import yaml
 
-from ramen.errors import ConfigError, decoding_error, lone_surrogate, os_error_text, shown
+from ramen.errors import ConfigError, find_lone_surrogate, locate_decoding_error, os_error_text, short_repr
 
 MAX_BYTES = 256 * 1024
-"""Of a file; a complete parameter file takes a tenth."""
+"""Largest file; a complete parameter file has a tenth of it."""
 MAX_DEPTH = 20
 MAX_NODES = 20_000
-"""Values and keys of a document, an alias counted as everything that it stands for."""
+"""Largest number of values and keys of a document, aliases expanded."""
 
 _PREFIX = "tag:yaml.org,2002:"
 _PLAIN = {
@@ -32,13 +32,13 @@ _PLAIN = {
         "-+.0123456789",
     ),
 }
-"""Type -> plain scalars that are of it, and the characters they begin with [YAML 1.2, 10.3.2]."""
+"""Type -> pattern of its plain scalars, and their possible first characters [YAML 1.2, 10.3.2]."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain data within the bounds, and refuses a key that comes twice: PyYAML would keep the last one."""
+    """Reads plain data within the bounds and refuses duplicate keys, of which PyYAML would keep the last."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # not those of YAML 1.1
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # without those of YAML 1.1
     yaml_constructors: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self, text: str) -> None:
@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
         if self._depth > MAX_DEPTH:
             raise yaml.composer.ComposerError(None, None, f"nested deeper than {MAX_DEPTH}", event.start_mark)
         if self._nodes > MAX_NODES:
-            raise _too_many(event)
+            raise _too_many_values(event)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -65,85 +65,90 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         if not isinstance(node, yaml.MappingNode):
-            raise _refusal(node)
+            raise _invalid_value(node)
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", key.start_mark)
             if key.value in seen:
-                problem = f"{shown(key.value)} comes twice"
+                problem = f"{short_repr(key.value)} appears twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Do nothing: `<<` is a key like others [YAML 1.2]."""
+        """Do nothing: in YAML 1.2, `<<` is an ordinary key."""
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Refuse a document that is too large with its aliases expanded, or that contains itself."""
+    """Raise an error for a document that is too large with aliases expanded, or whose alias contains itself."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
         known = sizes.get(id(node))
         if known == 0:
-            raise yaml.composer.ComposerError(None, None, "an alias stands inside what it stands for", node.start_mark)
+            raise yaml.composer.ComposerError(None, None, "an alias contains itself", node.start_mark)
         if known is None:
             sizes[id(node)] = 0
             value = node.value if isinstance(node, yaml.CollectionNode) else ()
             parts = [part for pair in value for part in pair] if isinstance(node, yaml.MappingNode) else value
             known = sizes[id(node)] = 1 + sum(map(size, parts))
         if known > MAX_NODES:
-            raise _too_many(node)
+            raise _too_many_values(node)
         return known
 
     size(root)
 
 
-def _too_many(found: Any) -> yaml.YAMLError:
+def _too_many_values(found: Any) -> yaml.YAMLError:
     return yaml.composer.ComposerError(None, None, f"more than {MAX_NODES:,} values", found.start_mark)
 
 
-def _refusal(node: yaml.Node) -> yaml.YAMLError:
-    """The error of a value that is not of the type it is tagged as, or of a type that is not read."""
+def _invalid_value(node: yaml.Node) -> yaml.YAMLError:
+    """Return the error for a value that does not fit its tag, or whose type is not supported."""
     tag = node.tag.replace(_PREFIX, "!!")
-    what = f"{shown(node.value)} cannot be read as {tag}" if isinstance(node, yaml.ScalarNode) else f"tag {shown(tag)}"
+    what = (
+        f"{short_repr(node.value)} cannot be read as {tag}"
+        if isinstance(node, yaml.ScalarNode)
+        else f"tag {short_repr(tag)}"
+    )
     return yaml.constructor.ConstructorError(None, None, f"{what}; write plain values without tags", node.start_mark)
 
 
 def _construct(name: str) -> Any:
+    """Return the constructor of a type: PyYAML's own, restricted to values that fit the tag."""
     inherited = getattr(yaml.SafeLoader, f"construct_yaml_{name}")
 
     def construct(loader: _Loader, node: yaml.Node) -> Any:
         expected = {"seq": yaml.SequenceNode, "map": yaml.MappingNode}.get(name, yaml.ScalarNode)
         if not isinstance(node, expected):
-            raise _refusal(node)
+            raise _invalid_value(node)
         if name == "int":
-            return _whole(node)
-        if name == "str" and lone_surrogate(node.value):
-            raise _refusal(node)
+            return _decimal_integer(node)
+        if name == "str" and find_lone_surrogate(node.value):
+            raise _invalid_value(node)
         try:
             return inherited(loader, node)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise _refusal(node) from None
+            raise _invalid_value(node) from None
 
     return construct
 
 
-def _whole(node: yaml.Node) -> int:
-    """A decimal whole number; PyYAML's own would read 010 as eight and 1:30 as ninety."""
+def _decimal_integer(node: yaml.Node) -> int:
+    """Read a decimal integer; PyYAML itself would read 010 as eight and 1:30 as ninety."""
     try:
         return int(node.value) if re.fullmatch(_PLAIN["int"][0], node.value) else int("")
     except ValueError:
-        raise _refusal(node) from None
+        raise _invalid_value(node) from None
 
 
-def _refuse(loader: _Loader, node: yaml.Node) -> Any:
-    raise _refusal(node)
+def _refuse_tag(loader: _Loader, node: yaml.Node) -> Any:
+    raise _invalid_value(node)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that either version of YAML would read as something else."""
+    """Quotes text that YAML 1.1 or 1.2 would read as another type."""
 
 
 for _type, (_pattern, _first) in _PLAIN.items():
@@ -152,19 +157,19 @@ for _type, (_pattern, _first) in _PLAIN.items():
         _class.add_implicit_resolver(_PREFIX + _type, re.compile(rf"(?:{_pattern})\Z"), _characters)
 for _name in ("null", "bool", "int", "float", "str", "seq", "map"):
     _Loader.add_constructor(_PREFIX + _name, _construct(_name))
-_Loader.add_constructor(None, _refuse)
+_Loader.add_constructor(None, _refuse_tag)
 
 
 def parse_yaml(text: str, where: str, *, numbered: bool = False) -> Any:
-    """The value that a YAML text stands for.
+    """Parse a YAML document.
 
     Args:
         text: one document.
-        where: file or option, for messages.
-        numbered: whether messages name the line.
+        where: start of error messages: file or option.
+        numbered: whether error messages contain the line number.
 
     Raises:
-        ConfigError: not YAML, beyond a bound, or a type that is not read.
+        ConfigError: not YAML, beyond a bound, or a type that is not supported.
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{where}: expected at most {MAX_BYTES:,} characters of YAML, found {len(text):,}")
@@ -173,7 +178,7 @@ def parse_yaml(text: str, where: str, *, numbered: bool = False) -> Any:
     except yaml.reader.ReaderError as error:
         line = f"{where}:{text.count(chr(10), 0, error.position) + 1}" if numbered else where
         found = chr(error.character) if isinstance(error.character, int) else error.character
-        raise ConfigError(f"{line}: not valid YAML (the character {shown(found)})") from None
+        raise ConfigError(f"{line}: not valid YAML (the character {short_repr(found)})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if numbered and mark else where
@@ -183,16 +188,21 @@ def parse_yaml(text: str, where: str, *, numbered: bool = False) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds. Raises ConfigError, with the line where one is to blame; FileNotFoundError."""
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: it cannot be read or parsed; with the line number if one line is at fault.
+        FileNotFoundError: it does not exist.
+    """
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(f"{path}: expected at most {MAX_BYTES:,} bytes of YAML, found more; is it another file?")
+            raise ConfigError(f"{path}: expected at most {MAX_BYTES:,} bytes of YAML, found more; check the path")
         return parse_yaml(content.decode("utf-8"), str(path), numbered=True)
     except UnicodeDecodeError as error:
-        line, byte = decoding_error(error)
-        raise ConfigError(f"{path}:{line}: not UTF-8 (byte {byte}); save it as that") from None
+        line, byte = locate_decoding_error(error)
+        raise ConfigError(f"{path}:{line}: not UTF-8 (byte {byte}); save it as UTF-8") from None
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -200,6 +210,6 @@ def read_yaml(path: Path) -> Any:
 
 
 def dump_yaml(value: Any) -> str:
-    """A value on one line of YAML, read back as it is by `parse_yaml` and by YAML 1.1."""
+    """Return a value as one line of YAML that `parse_yaml` and YAML 1.1 readers read back unchanged."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10_000_000, allow_unicode=True)
     return text.removesuffix("...\n").strip()

@@ -238,13 +238,13 @@ def test_errors_name_the_knob(assignment: str, line: str) -> None:
         (f"walk.hops={'9' * 5000}", f"--set walk.hops={'9' * 70}...: not valid YAML ('999"),
         (f"walk.hops={'9' * 4000}", f"walk.hops = {'9' * 80}...: input should be less than or equal to 100000"),
         (f"walk.hops={'[' * 3000}", f"--set walk.hops={'[' * 70}...: not valid YAML (nested deeper than 20)"),
-        ("walk.hops=&a [*a]", "--set walk.hops=&a [*a]: not valid YAML (an alias stands inside what it stands for)"),
+        ("walk.hops=&a [*a]", "--set walk.hops=&a [*a]: not valid YAML (an alias contains itself)"),
         ("walk.hops={[1]: 2}", "--set walk.hops={[1]: 2}: not valid YAML (a key is a list or a mapping)"),
         ("walk.hops=yes", "walk.hops = 'yes': input should be a valid integer, unable to parse string as an integer"),
         ("walk.hops=true", "walk.hops: True: expected a whole number, found true"),
         ("index.memory_gb=true", "index.memory_gb: True: expected a number, found true"),
         ("objective.lambdas={a: true}", "objective.lambdas: {'a': True}: expected a number, found true"),
-        ("objective.lambdas={a: 1, a: 2}", "--set objective.lambdas={a: 1, a: 2}: not valid YAML ('a' comes twice)"),
+        ("objective.lambdas={a: 1, a: 2}", "--set objective.lambdas={a: 1, a: 2}: not valid YAML ('a' appears twice)"),
         ("objective.lambdas.a=1e30", "objective: lambdas.a = 1e+30: a regularisation weight is at most 1000"),
         ("training.epochs=1e400", "training.epochs: inf: expected a whole number from 1 to 100000, or auto"),
         ("training.threads=100000000", "training.threads = 100000000: input should be less than or equal to 1024"),
@@ -410,7 +410,7 @@ def test_a_preset_extends_another_and_overrides_it() -> None:
 
 def test_published_figures_are_those_of_the_paper() -> None:
     from ramen.ablation.published import FILE, published
-    from ramen.ablation.study import read_study, studies
+    from ramen.ablation.study import list_studies, read_study
 
     found = published("LF-WikiSeeAlsoTitles-320K")
     assert found["RAMEN ICLR T1", "RAMEN(ANCE)"]["p_at_1"] == 35.2
@@ -420,7 +420,7 @@ def test_published_figures_are_those_of_the_paper() -> None:
     assert published("unknown") == {}
     assert published("LF-WikiSeeAlsoTitles-320K", "T5 design")["RAMEN ICLR", "no pruning"]["p_at_1"] == 31.3
     known = {row.split(",")[1] for row in FILE.read_text(encoding="utf-8").splitlines()}
-    for name in studies():
+    for name in list_studies():
         assert set(read_study(name).published) <= known, name
 
 

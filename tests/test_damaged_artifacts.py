@@ -1,9 +1,8 @@
-"""Files of artifacts, checkpoints and journals that hold arbitrary bytes: reading one succeeds or is one line."""
+"""Damaged files of artifacts, checkpoints, tasks and journals: reading succeeds or fails with one error line."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,32 +16,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from on_disk import graphs_of
 
-from ramen.artifacts import (
-    MANIFEST,
-    drafts,
-    foreign_content,
-    listed_files,
-    open_artifact,
-    read_json,
-    sha256,
-    write_json,
-)
+from ramen.artifacts import MANIFEST, create_drafts, foreign_content, list_files, open_artifact
 from ramen.data.dataset import Dataset, Texts
-from ramen.encoder.label_vectors import encode_labels, fused_labels, write_classifier, write_context, write_offsets
+from ramen.encoder.label_vectors import (
+    encode_labels,
+    fuse_label_vectors,
+    write_classifier,
+    write_context,
+    write_offsets,
+)
 from ramen.errors import ArtifactError, RamenError
-from ramen.evaluation.per_document import from_evaluation
+from ramen.evaluation.per_document import read_contributions
 from ramen.evaluation.predictions import Ranking, write_predictions
-from ramen.evaluation.report_data import _history
+from ramen.evaluation.report_data import read_history
 from ramen.evaluation.uncertainty import PerDocument
+from ramen.files import read_json, sha256, write_json
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.index.retriever import read_facts
+from ramen.processes import environment
 from ramen.tracking.journal import Journal
 from ramen.training.checkpoint import SUMS_FILE, Checkpoints, TrainingState
-from ramen.workdir import claim, inputs_in_use
+from ramen.workdir import inputs_in_use, record_task
 
 
 class Encoder:
-    """Gives every text the same vector."""
+    """Encodes every text as the same vector."""
 
     def encode(self, texts: list[str]) -> np.ndarray[Any, Any]:
         return np.full((len(texts), 4), 0.5, np.float32)
@@ -63,7 +61,7 @@ def write_evaluation(problem: Dataset, folder: Path) -> None:
     write_predictions(folder / "predictions.parquet", problem, ranking, 100)
     write_json(folder / "propensity.json", {"a": 0.55, "b": 1.5, "N": 60})
     write_json(folder / "metrics.json", {"p_at_1": 1.0})
-    from_evaluation(problem, folder).write(folder / "per_document.parquet")
+    read_contributions(problem, folder).write(folder / "per_document.parquet")
 
 
 def write_retriever(problem: Dataset, folder: Path) -> None:
@@ -84,12 +82,12 @@ WRITE: dict[str, Callable[[Dataset, Path], object]] = {
 
 def read_model(problem: Dataset, folder: Path) -> None:
     encoder: Any = Encoder()
-    fused_labels(folder, encode_labels(encoder, folder, problem.labels.texts))
-    _history(folder)
+    fuse_label_vectors(folder, encode_labels(encoder, folder, problem.labels.texts))
+    read_history(folder)
 
 
 def read_evaluation(problem: Dataset, folder: Path) -> None:
-    from_evaluation(problem, folder)
+    read_contributions(problem, folder)
     PerDocument.read(folder / "per_document.parquet")
     read_json(folder / "metrics.json", dict[str, float])
 
@@ -104,12 +102,12 @@ READ: dict[str, Callable[[Dataset, Path], object]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(shared_problem: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact of every kind; tests put back what they change."""
-    root = tmp_path_factory.mktemp("whole")
-    with drafts({name: root / name for name in WRITE}, sections={}, inputs={}, work=root / "work") as made:
+def artifacts(shared_dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an artifact of every kind; tests restore the files that they change."""
+    root = tmp_path_factory.mktemp("artifacts")
+    with create_drafts({name: root / name for name in WRITE}, sections={}, inputs={}, work=root / "work") as made:
         for name, write in WRITE.items():
-            write(shared_problem, made[name].path)
+            write(shared_dataset, made[name].path)
     return root
 
 
@@ -122,7 +120,7 @@ JSON = st.recursive(
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Arbitrary bytes, arbitrary JSON, JSON of nearly the right form, or a file with some bytes changed or cut off."""
+    """Draw arbitrary bytes, arbitrary JSON, JSON with one wrong value, or a file with bytes changed or cut off."""
     kind = draw(st.sampled_from(["bytes", "json", "keys", "flipped", "cut"]))
     if kind == "bytes" or not content:
         return draw(st.binary(max_size=64))
@@ -153,10 +151,12 @@ quick = settings(
 @pytest.mark.parametrize("name", list(WRITE))
 @quick
 @given(data=st.data())
-def test_files_of_an_artifact(name: str, whole: Path, shared_problem: Dataset, data: st.DataObject) -> None:
-    """A damaged file is found by its checksum; read without the check, it is readable or named."""
-    folder = whole / name
-    file = folder / data.draw(st.sampled_from([MANIFEST, *listed_files(folder)]))
+def test_damaged_file_of_an_artifact_is_found(
+    name: str, artifacts: Path, shared_dataset: Dataset, data: st.DataObject
+) -> None:
+    """The checksum finds a damaged file; without the check, the file can be read or is named in the error."""
+    folder = artifacts / name
+    file = folder / data.draw(st.sampled_from([MANIFEST, *list_files(folder)]))
     before = file.read_bytes()
     content = data.draw(damaged(before))
     try:
@@ -167,9 +167,9 @@ def test_files_of_an_artifact(name: str, whole: Path, shared_problem: Dataset, d
         elif content != before:
             with pytest.raises(ArtifactError, match="differs from manifest.json"):
                 open_artifact(folder, name)
-            assert foreign_content(folder, name), "edited, so it is not replaced"
+            assert foreign_content(folder, name), "an edited artifact is not replaced"
         try:
-            READ[name](shared_problem, folder)
+            READ[name](shared_dataset, folder)
         except RamenError as error:
             assert "\n" not in str(error) and str(folder) in str(error)
     finally:
@@ -178,8 +178,10 @@ def test_files_of_an_artifact(name: str, whole: Path, shared_problem: Dataset, d
 
 @quick
 @given(content=st.data())
-def test_files_of_a_checkpoint(content: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With checksums that fit, so that the content itself is read."""
+def test_damaged_file_of_a_checkpoint_is_one_error_line(
+    content: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The checksums are updated, so that the damaged content itself is read."""
     root = tmp_path_factory.mktemp("work")
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -209,11 +211,11 @@ def test_checkpoint_with_incomplete_checksums_is_damaged(sums: str, tmp_path: Pa
     checkpoints.save(model, optimizer, TrainingState())
     (folder,) = checkpoints._all()
     (folder / SUMS_FILE).write_text(sums)
-    with pytest.raises(ArtifactError, match=f"{SUMS_FILE}.*nor is there an older one; start afresh: rm -r"):
+    with pytest.raises(ArtifactError, match=f"{SUMS_FILE}.*there is no older one; delete it to start over: rm -r"):
         checkpoints.load(model, optimizer)
 
 
-def test_directory_next_to_checkpoints_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_directory_next_to_checkpoints_is_kept(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     checkpoints = Checkpoints(tmp_path, {})
     (checkpoints.folder / "000-notes").mkdir(parents=True)
@@ -224,27 +226,28 @@ def test_directory_next_to_checkpoints_is_left_alone(tmp_path: Path) -> None:
 
 @quick
 @given(data=st.data())
-def test_tasks_of_other_runs(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_task_of_another_run_is_one_error_line(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     root = tmp_path_factory.mktemp("work")
-    before, os.environ["RAMEN_WORK"] = os.environ.get("RAMEN_WORK"), str(root)
     task = {"stage": "warmup", "sections": {"walk": {"hops": 1}}, "inputs": {"dataset": "x"}, "code": "y"}
     (root / "warmup-1" / "checkpoints" / "1").mkdir(parents=True)
     (root / "warmup-2").mkdir()
-    whole = json.dumps({**task, "outputs": {"warm_model": "elsewhere"}}).encode()
-    (root / "warmup-1" / "task.json").write_bytes(data.draw(damaged(whole)))
+    content = json.dumps({**task, "outputs": {"warm_model": "elsewhere"}}).encode()
+    (root / "warmup-1" / "task.json").write_bytes(data.draw(damaged(content)))
     try:
-        claim(root / "warmup-2", task, {"warm_model": "artifacts/warm_model"})
-        try:
-            inputs_in_use()
-        except ArtifactError as error:
-            assert "\n" not in str(error)
+        with environment({"RAMEN_WORK": str(root)}):
+            record_task(root / "warmup-2", task, {"warm_model": "artifacts/warm_model"})
+            try:
+                inputs_in_use()
+            except ArtifactError as error:
+                assert "\n" not in str(error)
     finally:
-        os.environ["RAMEN_WORK"] = before or ""
         shutil.rmtree(root)
 
 
 class Client:
-    """An MLflow client that takes every write."""
+    """An MLflow client that accepts every write."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
@@ -252,7 +255,9 @@ class Client:
 
 @quick
 @given(data=st.data())
-def test_files_of_a_journal(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_file_of_a_journal_is_one_error_line(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("journal") / "one"
     folder.mkdir()
     rows = [{"write": "tags", "run": "a", "values": {"values": {"k": "v"}}}, {"write": "end", "run": "a", "values": {}}]
@@ -266,16 +271,16 @@ def test_files_of_a_journal(data: st.DataObject, tmp_path_factory: pytest.TempPa
     try:
         journal = Journal.reopen(Client(), folder)
         assert journal is not None
-        journal.send()
-        journal.release()
+        journal.flush()
+        journal.unlock()
     except RamenError as error:
         assert "\n" not in str(error) and str(folder) in str(error)
-        assert (folder / name).exists(), "what cannot be sent is kept"
+        assert (folder / name).exists(), "entries that cannot be sent are kept"
     finally:
         shutil.rmtree(folder.parent)
 
 
-def test_row_of_a_journal_cannot_name_a_file_outside_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_of_a_journal_cannot_send_a_file_outside_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "spool" / "one"
     folder.mkdir(parents=True)
     (tmp_path / "secret").write_text("secret")
@@ -285,17 +290,17 @@ def test_row_of_a_journal_cannot_name_a_file_outside_of_it(tmp_path: Path, capsy
     client: Any = Client()
     client.log_artifact = lambda run, path, folder: sent.append(path)
     journal = Journal.reopen(client, folder)
-    assert journal is not None and journal.send() and not sent
+    assert journal is not None and journal.flush() and not sent
     assert f"{folder / 'writes.jsonl'}:1: damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["dataset", "graph"])
-def test_folder_that_ramen_did_not_write_is_no_anchor_set(name: str, whole: Path, shared_problem: Dataset) -> None:
-    stray = whole / name / ("anchors" if name == "dataset" else "") / ".ipynb_checkpoints"
+def test_foreign_folder_is_not_read_as_an_anchor_set(name: str, artifacts: Path, shared_dataset: Dataset) -> None:
+    stray = artifacts / name / ("anchors" if name == "dataset" else "") / ".ipynb_checkpoints"
     stray.mkdir()
     Texts(["a"], ["b"]).write(stray / "texts.parquet")
     try:
-        found = READ[name](shared_problem, open_artifact(whole / name, name).path)
+        found = READ[name](shared_dataset, open_artifact(artifacts / name, name).path)
         sets = found.anchor_sets if isinstance(found, Dataset) else found
         assert sorted(sets) == ["category", "links"]  # type: ignore[call-overload]
     finally:

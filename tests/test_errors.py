@@ -1,4 +1,4 @@
-"""One tree of errors with the documented exit codes, and problems that read as one line."""
+"""Errors: exit codes, one-line messages, escaping of foreign text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import pickle
 import pytest
 
 from ramen import errors
+from ramen.console import report, warn
 from ramen.errors import DataError, Defect, RamenError
 
 
-def test_exit_codes_are_as_documented() -> None:
+def test_exit_codes_match_the_module_docstring() -> None:
     classes = [error for error in RamenError.__subclasses__() if error.__module__ == errors.__name__]
     codes = {error.__name__: error.exit_code for error in classes}
     for name, code in codes.items():
@@ -19,18 +20,18 @@ def test_exit_codes_are_as_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "line"),
+    ("defect", "line"),
     [
         (Defect("a.txt", "too long"), "a.txt: too long"),
         (Defect("a.txt", "too long", "cut it", 3, "text"), "a.txt:3 [text]: too long; cut it"),
         (Defect("a.txt", "empty", field="text"), "a.txt [text]: empty"),
     ],
 )
-def test_a_problem_is_one_line(problem: Defect, line: str) -> None:
-    assert str(problem) == line
+def test_defect_is_one_line(defect: Defect, line: str) -> None:
+    assert str(defect) == line
 
 
-def test_a_data_error_has_a_line_per_problem() -> None:
+def test_data_error_has_one_line_per_defect() -> None:
     error = DataError(Defect("a", "x"), Defect("b", "y", line=2))
     assert str(error).splitlines() == ["a: x", "b:2: y"]
 
@@ -45,23 +46,25 @@ def test_a_data_error_has_a_line_per_problem() -> None:
         ("ラーメン é \u200d 😀 \u3000", "ラーメン é \u200d 😀 \u3000"),
     ],
 )
-def test_a_message_is_one_line_of_printable_text(text: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_message_is_one_line_of_printable_text(text: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert errors.printable(text) == str(RamenError(text)) == line
     assert str(DataError(Defect(text, "x"), Defect("f", text))).splitlines() == [f"{line}: x", f"f: {line}"]
     assert errors.error_lines(str(RamenError(text))) == [f"error: {line}"]
-    errors.warn(text)
+    warn(text)
     assert capsys.readouterr().err == f"warning: {line}\n"
+    report(text)
+    assert capsys.readouterr().err == f"{line}\n"
 
 
-def test_a_long_value_is_cut() -> None:
+def test_long_value_is_shortened() -> None:
     line = str(RamenError(f"x.txt: {'a' * 10**6}; do this"))
     assert len(line) < 1100 and line.startswith("x.txt: aaa") and line.endswith("aaa; do this")
     assert "(999,016 characters left out)" in line
-    assert errors.shown("a" * 100) == "'" + "a" * 79 + "..."
-    assert errors.shown(10**5000).startswith("a number of thousands")
+    assert errors.short_repr("a" * 100) == "'" + "a" * 79 + "..."
+    assert errors.short_repr(10**5000).startswith("a number of thousands")
 
 
-def test_the_number_of_a_system_error_is_left_out() -> None:
+def test_number_of_a_system_error_is_removed() -> None:
     full = OSError(28, "No space left on device", "/data/x")
     assert str(RamenError(f"ingest: {full}; no output was changed")) == (
         "ingest: /data/x: No space left on device; no output was changed"
@@ -69,6 +72,6 @@ def test_the_number_of_a_system_error_is_left_out() -> None:
     assert str(RamenError(str(OSError(28, "No space left on device")))) == "No space left on device"
 
 
-def test_an_error_survives_a_process_boundary() -> None:
+def test_data_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(DataError(Defect("a\nb", "x"), Defect("c", "y"))))
-    assert str(error).splitlines() == [r"a\nb: x", "c: y"] and len(error.problems) == 2
+    assert str(error).splitlines() == [r"a\nb: x", "c: y"] and len(error.defects) == 2

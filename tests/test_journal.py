@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from ramen.cli import cli
 from ramen.errors import RamenError
-from ramen.tracking import journal, open_tracker, push_kept
+from ramen.tracking import journal, open_tracker, push_pending_writes
 from ramen.tracking.journal import Journal, find_journals
 
 
@@ -82,6 +82,7 @@ def _client() -> Any:
     return MlflowClient()
 
 
+@pytest.mark.slow
 def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report.html").write_text("the report")
     with open_tracker("warmup") as track:
@@ -101,7 +102,7 @@ def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, caps
     (folder,) = find_journals(tmp_path / ".ramen" / "tracking")
 
     with pytest.raises(RamenError, match="cannot be used"):
-        push_kept()
+        push_pending_writes()
     assert find_journals(tmp_path / ".ramen" / "tracking") == [folder], "a failed push keeps the journal"
     server.start()
     done = CliRunner().invoke(cli, ["tracking", "push"])
@@ -120,9 +121,10 @@ def test_push_sends_all_writes_of_an_outage(server: Server, tmp_path: Path, caps
     assert runs["round-1"].data.tags["mlflow.parentRunId"] == track.run_id
     assert runs["inner"].data.tags["mlflow.parentRunId"] == runs["round-1"].info.run_id
     assert runs["round-1"].data.metrics == {"edges_kept": 90.0} and runs["inner"].info.status == "FINISHED"
-    assert CliRunner().invoke(cli, ["tracking", "push"]).output.strip() == "nothing is kept"
+    assert CliRunner().invoke(cli, ["tracking", "push"]).output.strip() == "no writes are kept"
 
 
+@pytest.mark.slow
 def test_pending_writes_are_flushed_before_later_writes(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,9 +170,9 @@ def test_interrupted_flush_resumes_at_the_next_write(tmp_path: Path) -> None:
         client = Flaky(answers)
         reopened = Journal.reopen(client, folder)
         assert reopened is not None
-        reopened.send()
+        reopened.flush()
         assert reopened.pending == left and len(client.seen) == min(2, left + 2 if left else 1)
-        reopened.release()
+        reopened.unlock()
     assert not find_journals(tmp_path)
 
 
@@ -258,5 +260,5 @@ def test_pending_files_do_not_delay_other_writes(tmp_path: Path) -> None:
     (folder,) = find_journals(tmp_path / "spool")
     client.error = None
     reopened = Journal.reopen(client, folder)
-    assert reopened is not None and reopened.pending == 2 and reopened.send()
+    assert reopened is not None and reopened.pending == 2 and reopened.flush()
     assert client.seen == ["set_terminated", "log_artifact", "log_artifact"] and not find_journals(tmp_path / "spool")

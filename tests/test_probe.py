@@ -62,6 +62,7 @@ def make_config(*sets: str) -> Config:
     return resolve(sets=["encoder.name=minilm", "training.validation_fraction=0.4", *sets])
 
 
+@pytest.mark.slow
 def test_informative_graph_gains_and_random_graph_does_not(artifacts: dict[str, Path]) -> None:
     opened = [open_artifact(artifacts[name], name) for name in ("dataset", "graph")]
     text_only, results = probe(opened[0], opened[1], None, make_config(), on_test=False)

@@ -1,4 +1,4 @@
-"""Credentials in messages, logs and what is tracked."""
+"""Credentials are removed from messages, logs and tracked values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramen.console import warn
 from ramen.dvc_pointers import Pointer
-from ramen.errors import DataError, Defect, RamenError, error_lines, reason, warn
-from ramen.redaction import RedactingFilter, redact, without_credentials
+from ramen.errors import DataError, Defect, RamenError, error_lines, first_line
+from ramen.redaction import RedactingFilter, redact, strip_credentials
 from ramen.tracking import open_tracker
 
 
@@ -42,7 +43,7 @@ from ramen.tracking import open_tracker
         ("PGPASSWORD=geheim psql", "PGPASSWORD=*** psql"),
         ("api_key: geheim", "api_key: ***"),
         ("Authorization: token geheim", "Authorization: token ***"),
-        # nothing to hide
+        # no credentials
         ("http://localhost:8000/a", "http://localhost:8000/a"),
         ("training.epochs: 5; tokens: 7", "training.epochs: 5; tokens: 7"),
         ("models:/ramen@champion", "models:/ramen@champion"),
@@ -51,11 +52,11 @@ from ramen.tracking import open_tracker
         ("sqlite:////home/me/mlflow.db?timeout=5", "sqlite:////home/me/mlflow.db?timeout=5"),
     ],
 )  # fmt: skip
-def test_credentials_are_removed_and_nothing_else(text: str, shown: str) -> None:
+def test_only_credentials_are_removed(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
-def test_secret_of_the_environment_is_removed_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_of_the_environment_is_removed_anywhere_in_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:ge%40 h/eim@db/x")
     monkeypatch.setenv("KF_PIPELINES_TOKEN", "a-long-token")
     assert redact("no ge%40 h/eim, no ge@ h/eim, no a-long-token") == "no ***, no ***, no ***"
@@ -68,14 +69,14 @@ def test_secret_of_the_environment_is_removed_wherever_it_stands(monkeypatch: py
 
 @settings(max_examples=200, deadline=None)
 @given(st.text("abcXYZ019!$%&'()*+,;=:@-._~/?#", min_size=6, max_size=20))
-def test_no_password_of_a_url_survives(password: str) -> None:
+def test_any_password_of_a_url_is_removed(password: str) -> None:
     secret = f"{password}Geheim"
     assert "Geheim" not in redact(f"cannot reach postgresql://me:{secret}@db.example/mlflow (refused)")
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text())
-def test_any_text_is_redacted_without_an_error(text: str) -> None:
+def test_redaction_accepts_any_text_and_is_idempotent(text: str) -> None:
     assert redact(redact(text)) == redact(text)
 
 
@@ -84,8 +85,11 @@ def test_errors_warnings_and_log_lines_are_redacted(
 ) -> None:
     url = "https://u:geheim@h/x"
     shown = [
-        str(RamenError(f"{url}: no")), str(DataError(Defect(url, "no"))), *error_lines(url), reason(ValueError(url)),
-    ]  # fmt: skip
+        str(RamenError(f"{url}: no")),
+        str(DataError(Defect(url, "no"))),
+        *error_lines(url),
+        first_line(ValueError(url)),
+    ]
     warn(url)
     record = logging.LogRecord("ramen", logging.INFO, "", 0, "see %s", (url,), None)
     RedactingFilter().filter(record)
@@ -107,13 +111,13 @@ def test_tracked_values_are_redacted(store: Path) -> None:
     assert run.data.tags["ramen.error"] == "postgresql://***@db refused"
 
 
-def test_pointers_hold_no_credentials() -> None:
+def test_dvc_pointer_contains_no_credentials() -> None:
     pointer = Pointer("graph", "0" * 32 + ".dir", 1, 1, "https://u:geheim@h/dvc", "http://u:geheim@minio:9000")
     assert "geheim" not in pointer.to_yaml() and "https://h/dvc" in pointer.to_yaml()
-    assert without_credentials("s3://bucket/a") == "s3://bucket/a"
+    assert strip_credentials("s3://bucket/a") == "s3://bucket/a"
 
 
-def test_password_is_not_printed_by_a_command(tmp_path: Path) -> None:
+def test_command_does_not_print_a_password(tmp_path: Path) -> None:
     uri = "postgresql+nodriver://me:geheim@127.0.0.1:9/mlflow?password=geheim"
     env = os.environ | {"MLFLOW_TRACKING_URI": uri, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(

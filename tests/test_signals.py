@@ -1,4 +1,4 @@
-"""Signals ask once; a second Ctrl-C insists."""
+"""`on_interrupt`: the first signal calls the action, a second Ctrl-C raises KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ramen.signals import on_interrupt
 
 
 @pytest.fixture(autouse=True)
-def listening() -> Iterator[None]:
-    """A shell's background job ignores Ctrl-C, and so would the tests in it."""
+def default_sigint() -> Iterator[None]:
+    """Restore the default handler: background jobs of a shell, and tests in them, ignore Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -26,50 +26,50 @@ def send(*numbers: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_and_old_handlers_come_back(number: int) -> None:
-    asked: list[int] = []
+def test_first_signal_calls_the_action_and_handlers_are_restored(number: int) -> None:
+    calls: list[int] = []
     before = signal.getsignal(number)
-    with on_interrupt(lambda: asked.append(1)):
+    with on_interrupt(lambda: calls.append(1)):
         send(number)
-    assert asked == [1] and signal.getsignal(number) is before
+    assert calls == [1] and signal.getsignal(number) is before
 
 
-def test_what_a_terminal_and_a_front_send_counts_as_one() -> None:
-    asked: list[int] = []
-    with on_interrupt(lambda: asked.append(1)):
+def test_action_is_called_once_for_signals_of_terminal_and_runner() -> None:
+    calls: list[int] = []
+    with on_interrupt(lambda: calls.append(1)):
         send(signal.SIGINT, signal.SIGTERM, signal.SIGTERM)
-    assert asked == [1]
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_ctrl_c_insists(first: int) -> None:
-    asked: list[int] = []
-    with pytest.raises(KeyboardInterrupt), on_interrupt(lambda: asked.append(1)):
+def test_second_ctrl_c_raises_keyboard_interrupt(first: int) -> None:
+    calls: list[int] = []
+    with pytest.raises(KeyboardInterrupt), on_interrupt(lambda: calls.append(1)):
         send(first, signal.SIGINT)
         send(signal.SIGINT)
         raise AssertionError("still running")
-    assert asked == [1]
+    assert calls == [1]
 
 
-def test_the_inner_one_rules_until_it_ends() -> None:
-    asked: list[str] = []
-    with on_interrupt(lambda: asked.append("outer")):
-        with on_interrupt(lambda: asked.append("inner")):
+def test_innermost_block_handles_the_signal() -> None:
+    calls: list[str] = []
+    with on_interrupt(lambda: calls.append("outer")):
+        with on_interrupt(lambda: calls.append("inner")):
             send(signal.SIGTERM)
         send(signal.SIGTERM)
-    assert asked == ["inner", "outer"]
+    assert calls == ["inner", "outer"]
 
 
-def test_an_ignored_signal_stays_ignored() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with on_interrupt(lambda: pytest.fail("nohup asked for silence")):
+        with on_interrupt(lambda: pytest.fail("called for an ignored signal")):
             send(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_thread_installs_nothing() -> None:
+def test_no_handler_is_installed_outside_the_main_thread() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def body() -> None:

@@ -13,13 +13,13 @@ def build_graph(
     graph: dsl.Output[dsl.Artifact],
     scalars: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Clean the metadata graphs and walk them.
+    """Clean the metadata graphs and add the edges of random walks.
 
     Args:
         walk: configuration section `walk`.
-        version: what the cached result depends on beside its inputs: on the local runner the code.
+        version: further key of the cached result: on the local runner, a hash of the code.
         dataset: the dataset.
-        graph: the metadata graphs, cleaned and walked.
+        graph: the metadata graphs after cleaning and random walks.
         scalars: the stage's metrics.
     """
     from components.step import run_step

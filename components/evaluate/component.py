@@ -22,7 +22,7 @@ def evaluate(
     Args:
         encoder: configuration section `encoder`.
         scoring: configuration section `scoring`.
-        version: what the cached result depends on beside its inputs: on the local runner the code.
+        version: further key of the cached result: on the local runner, a hash of the code.
         dataset: the dataset.
         pruned_graph: the graphs after the last pruning round.
         model: the trained encoder.

@@ -17,7 +17,7 @@ def ingest(
 
     Args:
         data: configuration section `data`.
-        version: what the cached result depends on beside its inputs: on the local runner the code and the raw data.
+        version: further key of the cached result: on the local runner, a hash of the code and the raw data.
         dataset: the dataset.
         scalars: the stage's metrics.
         report: the validation report.

@@ -34,9 +34,9 @@ def prune_retrain(
         guidance: configuration section `guidance`.
         pruning: configuration section `pruning`.
         classifier: configuration section `classifier`.
-        version: what the cached result depends on beside its inputs: on the local runner the code.
+        version: further key of the cached result: on the local runner, a hash of the code.
         dataset: the dataset.
-        graph: the metadata graphs, cleaned and walked.
+        graph: the metadata graphs after cleaning and random walks.
         warm_model: the encoder after warm-up.
         model: the trained encoder.
         pruned_graph: the graphs after the last pruning round.

@@ -21,7 +21,7 @@ def publish_index(
     Args:
         encoder: configuration section `encoder`.
         index: configuration section `index`.
-        version: what the cached result depends on beside its inputs: on the local runner the code.
+        version: further key of the cached result: on the local runner, a hash of the code.
         dataset: the dataset.
         model: the trained encoder.
         evaluation: metrics, predictions and report.

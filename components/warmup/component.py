@@ -28,9 +28,9 @@ def warmup(
         base: configuration section `base`.
         training: configuration section `training`.
         guidance: configuration section `guidance`.
-        version: what the cached result depends on beside its inputs: on the local runner the code.
+        version: further key of the cached result: on the local runner, a hash of the code.
         dataset: the dataset.
-        graph: the metadata graphs, cleaned and walked.
+        graph: the metadata graphs after cleaning and random walks.
         warm_model: the encoder after warm-up.
         scalars: the stage's metrics.
     """

@@ -7,12 +7,10 @@ a second run of a study reads every result.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +18,14 @@ from typing import Any
 
 from pydantic import FiniteFloat
 
-from ramen.artifacts import checked, open_artifact, read_json, write_json
+from ramen.artifacts import open_artifact
 from ramen.config import Config
-from ramen.errors import ArtifactError, Interrupted, warn
+from ramen.console import warn
+from ramen.errors import ArtifactError, Interrupted
+from ramen.files import check_type, read_json, write_json
 from ramen.stages import STAGES, record_cached, run_stage
 from ramen.tracking import open_tracker
+from ramen.workdir import stage_key
 
 RECEIPT = "metrics.json"
 """Metrics and seconds of a result; written last, so that its presence marks a complete result."""
@@ -51,8 +52,8 @@ class CachedResult:
             for artifact in artifacts:
                 open_artifact(folder / artifact, artifact)
             values = read_json(receipt, dict[str, Any])
-            metrics = checked(values.get("metrics"), dict[str, float], f"{receipt}: metrics")
-            return cls(folder, metrics, checked(values.get("seconds"), float, f"{receipt}: seconds"))
+            metrics = check_type(values.get("metrics"), dict[str, float], f"{receipt}: metrics")
+            return cls(folder, metrics, check_type(values.get("seconds"), float, f"{receipt}: seconds"))
         except ArtifactError as error:
             aside = folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(4)}")
             folder.rename(aside)
@@ -71,11 +72,6 @@ class CachedResult:
         (self.folder / RECEIPT).unlink()
 
 
-def content_key(parts: Sequence[object]) -> str:
-    """Return a hash of JSON values, 16 hex digits."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def run_cached_stage(name: str, config: Config, artifacts: Mapping[str, Path], cache: Path) -> CachedResult:
     """Run a stage, or take its result from the cache.
 
@@ -89,7 +85,7 @@ def run_cached_stage(name: str, config: Config, artifacts: Mapping[str, Path], c
     sections = config.sections(stage.sections)
     inputs = {artifact: artifacts[artifact] for artifact in stage.reads}
     digests = {artifact: open_artifact(path, artifact).digest for artifact, path in inputs.items()}
-    folder = cache / f"{name}-{content_key([name, stage.cache_version(config), sections, digests])}"
+    folder = cache / f"{name}-{stage_key(name, sections, digests, stage.cache_version(config))}"
     outputs = {artifact: folder / artifact for artifact in stage.writes}
     if result := CachedResult.find(folder, stage.writes):
         record_cached(name, result.metrics, outputs)

@@ -10,10 +10,10 @@ from ramen.ablation.published import published
 from ramen.ablation.run import Outcome
 from ramen.ablation.study import Study
 from ramen.ablation.summary import Summary, summarise
-from ramen.artifacts import check_writable, replacing, write_text
 from ramen.errors import ConfigError
 from ramen.evaluation.figures import png, study_figure
 from ramen.evaluation.metrics import ENCODER
+from ramen.files import atomic_write, check_writable, write_text
 
 COLUMNS = {
     "P@1": "p_at_1",
@@ -69,7 +69,7 @@ def write_report(
     results = _collect_results(study, seeds, summaries, outcomes)
     write_text(files["json"], json.dumps(results, indent=1, sort_keys=True) + "\n")
     points = {row.name: (summaries[row.name].mean, summaries[row.name].deviation) for row in study.rows}
-    with replacing(files["png"]) as temporary:
+    with atomic_write(files["png"]) as temporary:
         temporary.write_bytes(png(study_figure(points, PANELS)))
     return summaries
 

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramen.ablation.cache import CachedResult, content_key, run_cached_stage
+from ramen.ablation.cache import CachedResult, run_cached_stage
 from ramen.ablation.study import Row, Study
-from ramen.artifacts import drafts, open_artifact
+from ramen.artifacts import create_drafts, open_artifact
 from ramen.config import Config, to_yaml
 from ramen.data.dataset import Dataset
-from ramen.errors import ConfigError, Interrupted, RamenError, StateRemoved, nearest
+from ramen.errors import ConfigError, Interrupted, RamenError, StateRemoved, suggest_name
 from ramen.peers import PEERS, Task
 from ramen.signals import on_interrupt
 from ramen.stages import STAGES, preflight
 from ramen.tracking import open_tracker, start_pipeline_run
+from ramen.workdir import stage_key
 
 CHAIN = ("ingest", "build-graph", "warmup", "prune-retrain", "evaluate")
 """Stages of a row; nothing is published."""
@@ -70,7 +71,7 @@ def check_rows(study: Study, config_of: Callable[[Row], Config], cache: Path) ->
         config = config_of(row)
         where = f"study {study.name}: row {row.name!r}"
         if row.peer and row.peer not in PEERS:
-            raise ConfigError(f"{where}: peer: {nearest(row.peer, PEERS)}")
+            raise ConfigError(f"{where}: peer: {suggest_name(row.peer, PEERS)}")
         if row.peer and PEERS[row.peer].timed and not row.time_of:
             raise ConfigError(
                 f"{where}: peer {row.peer} trains for a given time; set `time_of` to the name of a row above"
@@ -166,7 +167,8 @@ def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Ou
     limit = round(seconds, 1) if peer.timed else 0.0
     stage = dataclasses.replace(STAGES["evaluate"], reads=("dataset",), sections=peer.sections, code=PEER_CODE)
     version = stage.cache_version(config)
-    folder = cache / f"peer-{name}-{content_key([version, sections, dataset.digest, limit])}"
+    key = stage_key(f"peer-{name}", sections, {"dataset": dataset.digest, "seconds": limit}, version)
+    folder = cache / f"peer-{name}-{key}"
     if result := CachedResult.find(folder, ("evaluation",)):
         with open_tracker("peer", {"ramen.cached": "true"}) as track:
             track.headline(result.metrics)
@@ -181,7 +183,7 @@ def run_peer(name: str, config: Config, cache: Path, seconds: float = 0.0) -> Ou
         tempfile.TemporaryDirectory() as work,
         open_tracker("peer") as track,
         on_interrupt(interrupt),
-        drafts(outputs, sections=sections, inputs={"dataset": dataset}, work=Path(work)) as written,
+        create_drafts(outputs, sections=sections, inputs={"dataset": dataset}, work=Path(work)) as written,
     ):
         task = Task(
             Dataset.read(dataset.path, anchors=False),

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen.errors import ConfigError, nearest, not_a_file, shown, warn
+from ramen.console import warn
+from ramen.errors import ConfigError, describe_non_file, short_repr, suggest_name
 from ramen.yamlfile import read_yaml
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Study:
         return replace(self, rows=tuple(rows))
 
 
-def studies() -> list[str]:
+def list_studies() -> list[str]:
     """Return the names of the studies in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -145,11 +146,11 @@ def read_study(name: str, anchor_sets: Sequence[str] = ()) -> Study:
     Raises:
         ConfigError: there is no such study, or the file is invalid.
     """
-    path = FOLDER / f"{name}.yaml" if name in studies() else Path(name)
-    if file_type := not_a_file(path):
+    path = FOLDER / f"{name}.yaml" if name in list_studies() else Path(name)
+    if file_type := describe_non_file(path):
         if os.path.lexists(path):
             raise ConfigError(f"study {name!r}: expected a YAML file, found {file_type}; write the study to a file")
-        raise ConfigError(f"study {name!r}: unknown; there are {', '.join(studies())}, or give a YAML file")
+        raise ConfigError(f"study {name!r}: unknown; there are {', '.join(list_studies())}, or give a YAML file")
     tree = read_yaml(path)
     try:
         _check_study(tree)
@@ -190,7 +191,7 @@ def _check_study(tree: Any) -> None:
 
 def _check_fields(tree: dict[Any, Any], fields: set[str], where: str) -> None:
     if unknown := [str(key) for key in tree if key not in fields]:
-        raise ConfigError(f"{where}{unknown[0]}: unknown; {nearest(unknown[0], fields)}")
+        raise ConfigError(f"{where}{unknown[0]}: unknown; {suggest_name(unknown[0], fields)}")
 
 
 def _is_list_of_texts(value: Any) -> bool:
@@ -200,8 +201,8 @@ def _is_list_of_texts(value: Any) -> bool:
 def _parse_row(tree: dict[str, Any], anchor_set: str = "") -> Row:
     name = tree.get("name")
     if not isinstance(name, str) or not name.strip():
-        raise ConfigError(f"row {shown(name)}: name: expected a text; quote a number")
-    where = f"row {shown(name)}: "
+        raise ConfigError(f"row {short_repr(name)}: name: expected a text; quote a number")
+    where = f"row {short_repr(name)}: "
     if not name.isprintable() or name != name.strip() or "," in name:
         raise ConfigError(
             f"{where}name: expected one line without commas and surrounding spaces, so that --rows can select the row"
@@ -217,6 +218,6 @@ def _parse_row(tree: dict[str, Any], anchor_set: str = "") -> Row:
     references = {key: tree.get(key) or "" for key in ("against", "peer", "time_of")}
     for key, value in references.items():
         if not isinstance(value, str):
-            raise ConfigError(f"{where}{key}: expected a text, found {shown(value)}; quote a number")
+            raise ConfigError(f"{where}{key}: expected a text, found {short_repr(value)}; quote a number")
     assignments = tuple(text.replace("{set}", anchor_set) for text in sets)
     return Row(name.replace("{set}", anchor_set), assignments, **references)

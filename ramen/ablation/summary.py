@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.ablation.run import Outcome
-from ramen.artifacts import reading
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import ENCODER
-from ramen.evaluation.per_document import from_evaluation
+from ramen.evaluation.per_document import read_contributions
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS
 from ramen.evaluation.quantiles import MISSED_DEPTHS
 from ramen.evaluation.uncertainty import PerDocument, standard_error
+from ramen.files import wrap_read_errors
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def _gain_errors(outcomes: Sequence[Outcome], against: Sequence[Outcome]) -> dic
 def _read_contributions(dataset: Path, evaluation: Path) -> dict[str, PerDocument]:
     """Return each test document's contribution to a row's metrics, by the prefix of the keys ("" and `encoder/`)."""
     data = Dataset.read(dataset, anchors=False)
-    overall = from_evaluation(data, evaluation)
+    overall = read_contributions(data, evaluation)
     has_encoder_predictions = (evaluation / ENCODER_PREDICTIONS).is_file()
-    encoder = from_evaluation(data, evaluation, ENCODER_PREDICTIONS) if has_encoder_predictions else overall
+    encoder = read_contributions(data, evaluation, ENCODER_PREDICTIONS) if has_encoder_predictions else overall
     return {"": overall, ENCODER: encoder}
 
 
@@ -126,5 +126,5 @@ def _missed_differences(outcomes: Sequence[Outcome], against: Sequence[Outcome])
 
 def _read_bins(outcome: Outcome) -> dict[str, dict[str, str]]:
     file = outcome.evaluation / "quantiles.csv"
-    with reading(file), file.open(encoding="utf-8", newline="") as stream:
+    with wrap_read_errors(file), file.open(encoding="utf-8", newline="") as stream:
         return {row["bin"]: row for row in csv.DictReader(stream)}

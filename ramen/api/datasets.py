@@ -8,15 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ramen.artifacts import MANIFEST, drafts, open_artifact
+from ramen.artifacts import MANIFEST, create_drafts, open_artifact
 from ramen.config import DataConfig, parse_section
+from ramen.console import warn
 from ramen.data import in_memory, sources
 from ramen.data.dataset import Dataset
 from ramen.data.filters import apply_filter_rule, choose_identity, match_items
 from ramen.data.in_memory import is_frame
 from ramen.data.statistics import count_items
 from ramen.data.subset import hide_labels
-from ramen.errors import ConfigError, DataError, Defect, warn
+from ramen.errors import ConfigError, DataError, Defect
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +117,7 @@ def write_dataset(dataset: Dataset, place: Path) -> None:
     if dataset.own_labels is not None:
         by = choose_identity(dataset)
         identity = by if dataset.own_labels.nnz or match_items(dataset.test, dataset.labels, by).nnz else ""
-    with drafts({"dataset": place}, sections={}, inputs={}, work=place.parent) as drafted:
+    with create_drafts({"dataset": place}, sections={}, inputs={}, work=place.parent) as drafted:
         dataset.write(drafted["dataset"].path)
         drafted["dataset"].counts.update(count_items(dataset) | {"filtered_pairs": {"identity": identity}})
 

@@ -12,7 +12,7 @@ from ramen.api.runs import Run
 from ramen.config import ScoringConfig, parse_section
 from ramen.data.dataset import Dataset
 from ramen.errors import DataError, Defect, RamenError
-from ramen.evaluation.metrics import DEPTH, apply_filter, rank
+from ramen.evaluation.metrics import DEPTH, apply_filter, rank_scores
 from ramen.evaluation.predictions import Ranking
 from ramen.evaluation.tables import measure_ranking
 from ramen.index import retriever
@@ -94,7 +94,7 @@ def _by_scores(scores: Any, dataset: Dataset) -> NDArray[np.int64]:
             scores = sp.csr_matrix(entries, shape=expected)
         else:
             scores = np.where(competes, scores, -np.inf)
-    return rank(scores, RETRIEVED)
+    return rank_scores(scores, RETRIEVED)
 
 
 def _by_ranking(indices: NDArray[np.int64], dataset: Dataset) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from ramen.api.datasets import PathLike
 from ramen.artifacts import open_artifact
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.data.dataset import Texts
-from ramen.errors import RamenError, shown
+from ramen.errors import RamenError, short_repr
 from ramen.index import retriever
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, Hit
 from ramen.tracking import use_project_store
@@ -69,19 +69,19 @@ class Retriever(retriever.Retriever):
 
 def _texts(texts: Sequence[str]) -> list[str]:
     if isinstance(texts, str):
-        raise RamenError(f"query: expected a list of texts, found the text {shown(texts)}; write [text]")
+        raise RamenError(f"query: expected a list of texts, found the text {short_repr(texts)}; write [text]")
     return list(texts)
 
 
 def exact_retriever(folder: Path) -> Retriever:
     """Return a run's model with an exact index of its dataset's labels."""
-    from ramen.encoder.label_vectors import encode_labels, fused_labels
+    from ramen.encoder.label_vectors import encode_labels, fuse_label_vectors
     from ramen.encoder.loading import load_trained
     from ramen.index.build import build_index
 
     model, data = open_artifact(folder / "model", "model"), open_artifact(folder / "dataset", "dataset")
     encoder = load_trained(model.path, EncoderConfig.model_validate(model.manifest["sections"]["encoder"]))
     labels = Texts.read(data.path / "texts" / "labels.parquet")
-    vectors = fused_labels(model.path, encode_labels(encoder, model.path, labels.texts))
+    vectors = fuse_label_vectors(model.path, encode_labels(encoder, model.path, labels.texts))
     identity = data.counts.get("filtered_pairs", {}).get("identity", "")
     return Retriever(encoder, build_index(vectors, IndexConfig(kind="flat")), labels.uids, labels.texts, identity)

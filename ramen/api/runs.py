@@ -17,10 +17,11 @@ from pydantic import BaseModel
 from ramen import config
 from ramen.api.datasets import PathLike, write_dataset
 from ramen.api.retrieval import Retriever, exact_retriever
-from ramen.artifacts import open_artifact, read_json, read_manifest
+from ramen.artifacts import open_artifact, read_manifest
 from ramen.config import Config, IndexConfig
 from ramen.data.dataset import Dataset
-from ramen.errors import ArtifactError, ConfigError, shown
+from ramen.errors import ArtifactError, ConfigError, short_repr
+from ramen.files import read_json
 from ramen.stages import STAGES, preflight, run_stage
 from ramen.tracking import NullTracker, Tracker, open_tracker, start_pipeline_run, use_project_store
 
@@ -86,7 +87,7 @@ def _configured(preset: str | None, sections: Mapping[str, Knobs]) -> Config:
     for name, knobs in sections.items():
         before = getattr(settings, name, None)
         if not isinstance(knobs, Mapping):
-            raise ConfigError(f"{name}: expected a mapping of knobs, as {name}={{...}}, found {shown(knobs)}")
+            raise ConfigError(f"{name}: expected a mapping of knobs, as {name}={{...}}, found {short_repr(knobs)}")
         changed[name] = config.parse_section(name, _merged(before, knobs) if before is not None else knobs)
     return settings.model_copy(update=changed)
 

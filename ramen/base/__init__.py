@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from ramen.errors import ConfigError, nearest
+from ramen.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:  # check_name works without torch
     from ramen.base.protocol import BaseAlgorithm, LabelProblem
@@ -30,7 +30,7 @@ BASES: dict[str, str] = {
 def check_name(name: str) -> None:
     """Raise ConfigError unless a base algorithm has this name."""
     if name not in BASES:
-        raise ConfigError(f"base.name = {name!r}: unknown base algorithm; {nearest(name, BASES)}")
+        raise ConfigError(f"base.name = {name!r}: unknown base algorithm; {suggest_name(name, BASES)}")
 
 
 def make_base(settings: BaseConfig, problem: LabelProblem, triplet: Triplet) -> BaseAlgorithm:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ramen.base.protocol import BaseAlgorithm, Embed, LabelProblem, Vectors, every
 from ramen.retrieval import ExactSearch
-from ramen.sampling import Ints, among
+from ramen.sampling import Ints, isin_sorted
 
 SHORTLIST = 100
 """Nearest negatives per document from which mined ones are sampled (DEXML)."""
@@ -55,7 +55,7 @@ def _known(problem: LabelProblem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
     known, number = problem.known_texts, np.arange(len(rows))
     count = known.shape[1]
     stored = np.repeat(number, np.diff(known.indptr)[rows]) * count + known[rows].indices
-    return among(stored, number[:, None] * count + problem.label_texts[ids])
+    return isin_sorted(stored, number[:, None] * count + problem.label_texts[ids])
 
 
 def drawn_from(shortlist: NDArray[np.int32], numbers: NDArray[np.float64]) -> NDArray[np.int32]:

@@ -1,8 +1,8 @@
-"""`ramen ...`: one command per stage of the table, and the commands that run, read and derive.
+"""The command line: one command per stage, and commands for whole runs, clusters, the registry and the project.
 
-Only click and the stage table are imported here; everything else is imported inside the command that needs it, so
-that `ramen --help` answers at once. A RamenError prints its lines on stderr and ends with its class's exit code;
-anything else is a bug and keeps its traceback.
+Only click and the stage table are imported here. Commands import the rest when they run, so that `ramen --help` is
+fast. For a RamenError, the CLI prints its lines to stderr and exits with the code of its class; any other exception is
+a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ramen.tracking import use_project_store
 
 EXAMPLES = """\b
 Examples:
-  ramen run --preset demo                      the whole pipeline, beside its base
-  ramen run --preset xc --set data.path=DIR    your own data, all of it
-  ramen ingest --preset xc --set data.path=DIR one stage: your data, checked
-  ramen query "command line mail client" -k 5  ask the published index
-  ramen compare                                runs side by side
-  ramen ablate --preset demo --study bases     a study over seeds, as one table
-  ramen probe                                  what the graphs say about the task
-  ramen config --preset debian -o params.yaml  a commented parameter file
+  ramen run --preset demo                      the whole pipeline, compared with its base
+  ramen run --preset xc --set data.path=DIR    the whole pipeline on your own data
+  ramen ingest --preset xc --set data.path=DIR one stage: read and check your data
+  ramen query "command line mail client" -k 5  query the published index
+  ramen compare                                the newest runs in one table
+  ramen ablate --preset demo --study bases     a study over several seeds, in one table
+  ramen probe                                  how well the graphs alone predict the labels
+  ramen config --preset debian -o params.yaml  a parameter file with comments
 """
 
 
@@ -37,8 +37,8 @@ Examples:
 def cli() -> None:
     """Graph-regularised encoder training for extreme classification, as a pipeline.
 
-    Values are resolved as: defaults < --preset < parameter file < --set. Without --preset and --params, params.yaml of
-    the working directory is read if there is one.
+    Configuration values: --set overrides the parameter file, which overrides --preset, which overrides the defaults.
+    Without --preset and --params, ramen reads params.yaml from the working directory if it exists.
     """
     use_project_store()
 
@@ -55,16 +55,16 @@ cli.add("Project", project.fetch, project.gc, project.config, project.compile, p
 
 
 PROCESS_DEFAULTS = {
-    # OpenMP threads spin before they sleep, by default millions of turns: next to any other busy process training was
-    # ten times slower. At this count an idle machine loses nothing and two busy processes share it fairly.
+    # OpenMP threads spin before they sleep, by default for millions of iterations, which made training ten times slower
+    # next to another busy process. This count costs nothing on an idle machine.
     "GOMP_SPINCOUNT": "10000",
-    # keep freed memory: glibc gives every large tensor back to the system, and getting it again was a tenth of a step
+    # glibc returns every large tensor to the system; allocating it again took a tenth of a training step
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # large pages: a step touches a gigabyte
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages: a step touches a gigabyte
 }
-"""Environment of the processes that train, unless the caller set it. OpenMP reads it when torch is loaded; the
-allocator when a process starts, so only the stages of `ramen run` profit."""
+"""Environment of training processes, unless the caller set it. OpenMP reads it when torch is imported. The allocator
+reads it when a process starts, so only the stages of `ramen run` benefit."""
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ import click
 
 from ramen.cli import tables
 from ramen.cli.common import PATH, config_options, require_config, show_progress
-from ramen.errors import ConfigError, warn
+from ramen.console import warn
+from ramen.errors import ConfigError
 
 if TYPE_CHECKING:
     from ramen.ablation.study import Row, Study
@@ -108,8 +109,8 @@ def _print_tables(study: Study, summaries: Mapping[str, Summary]) -> None:
     overall = {name: key for name, key in COLUMNS.items() if "/" not in key}
     rows = mean_rows(study, summaries, overall.values())
     click.echo(f"{study.title}; in per cent, mean and deviation over seeds.\n")
-    tables.show(rows, ["row", *overall, "train s"], text_columns=1, ends=len(rows))
+    tables.print_table(rows, ["row", *overall, "train s"], text_columns=1, ends=len(rows))
     if gains := gain_rows(study, summaries, overall.values(), marked_gain):
         note = f"{ERROR_TITLE}; grey: below two standard errors" if has_errors(summaries, overall.values()) else ""
         click.echo(f"{GAINS_TITLE}{note}.\n")
-        tables.show(gains, ["row", "against", *overall], text_columns=2, ends=len(gains))
+        tables.print_table(gains, ["row", "against", *overall], text_columns=2, ends=len(gains))

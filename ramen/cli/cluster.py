@@ -1,4 +1,4 @@
-"""Commands about a cluster: submit a run, take its data, send what it kept through an outage."""
+"""Commands for a cluster: submit a run, adopt its data, send tracking writes that were kept during an outage."""
 
 from __future__ import annotations
 
@@ -23,19 +23,23 @@ if TYPE_CHECKING:
     "--image",
     callback=image_name,
     metavar="IMAGE",
-    help="Compile now, with this image for all steps, instead of PIPELINE.",
+    help="Compile now, with this image for all steps, instead of using PIPELINE.",
 )
 @click.option(
-    "--endpoint", default="", metavar="URL", help="Of the server.  [default: KF_PIPELINES_ENDPOINT, or kfp's]"
+    "--endpoint", default="", metavar="URL", help="Address of the server.  [default: KF_PIPELINES_ENDPOINT, or kfp's]"
 )
-@click.option("--namespace", default="", help="Of the run, on a server with several users.")
-@click.option("-e", "--experiment", default="ramen", show_default=True, help="Made if missing.")
-@click.option("-r", "--name", default="", help="Of the run.  [default: ramen and the time]")
-@click.option("--service-account", default="", metavar="NAME", help="The steps run as it (infra: ramen-pipeline).")
-@click.option("--root", metavar="URL", help="Where the server keeps this run's artifacts.")
-@click.option("--no-cache", is_flag=True, help="Take no step from the server's cache; a schedule never does.")
+@click.option("--namespace", default="", help="Namespace of the run, on a multi-user server.")
+@click.option(
+    "-e", "--experiment", default="ramen", show_default=True, help="Experiment of the run; created if missing."
+)
+@click.option("-r", "--name", default="", help="Name of the run.  [default: ramen and the time]")
+@click.option(
+    "--service-account", default="", metavar="NAME", help="Service account of the steps (infra: ramen-pipeline)."
+)
+@click.option("--root", metavar="URL", help="Where the server stores this run's artifacts.")
+@click.option("--no-cache", is_flag=True, help="Do not use the server's cache; a schedule never uses it.")
 @click.option("-w", "--watch", is_flag=True, help="Follow the run; exit code 1 unless it succeeds.")
-@click.option("--cron", metavar="SPEC", help='Run again and again, such as "0 3 * * 1"; one run at a time.')
+@click.option("--cron", metavar="SPEC", help='Schedule runs, such as "0 3 * * 1"; one run at a time.')
 def submit(
     pipeline: Path,
     resolve: Callable[..., Config],
@@ -52,9 +56,9 @@ def submit(
 ) -> None:
     """Submit the compiled PIPELINE with the resolved configuration, and print the link to the run.
 
-    A bearer token is read from KF_PIPELINES_TOKEN. Ctrl-C while watching leaves the run alone. The server's cache knows
-    a step by its parameters, inputs and image: new data behind the same data.path need --no-cache, or a path of their
-    own. A schedule runs all steps, so that it sees them.
+    A bearer token is read from KF_PIPELINES_TOKEN. Ctrl-C while watching does not stop the run. The server's cache
+    identifies a step by its parameters, inputs and image: if the data behind data.path changed, use --no-cache or
+    another path. A schedule runs all steps, so it always reads the current data.
 
     \b
     Examples:
@@ -62,39 +66,43 @@ def submit(
       ramen submit --preset debian --image registry.example/ramen@sha256:... --service-account ramen-pipeline
       ramen submit --cron "0 3 * * 1"
     """
-
     from pipelines import submit as pipeline_submit
 
-    settings = resolve()
+    config = resolve()
     target = pipeline_submit.Target(endpoint, namespace, experiment, service_account)
     name = name or time.strftime("ramen %Y-%m-%d %H:%M")
     if watch and cron is not None:
-        raise click.UsageError("--watch follows a run that starts now, --cron starts none")
-    with pipeline_submit.package(pipeline, settings, image) as file:
+        raise click.UsageError(
+            "--watch follows a run that starts now, but --cron only schedules runs; give one of them"
+        )
+    with pipeline_submit.package(pipeline, config, image) as file:
         if cron is not None:
-            job = pipeline_submit.schedule(file, settings, target, name=name, cron=cron, root=root)
+            job = pipeline_submit.schedule(file, config, target, name=name, cron=cron, root=root)
             click.echo(f"schedule {job.id}: {job.url}")
             return
-        run = pipeline_submit.submit(file, settings, target, name=name, caching=False if no_cache else None, root=root)
+        run = pipeline_submit.submit(file, config, target, name=name, caching=False if no_cache else None, root=root)
     click.echo(f"run {run.id}: {run.url}")
     if watch:
         state = pipeline_submit.watch(run.id, target, lambda line: click.echo(line, err=True))
         if state != "SUCCEEDED":
-            raise RamenError(f"run {run.id} ended {state}; {run.url}")
+            raise RamenError(f"run {run.id} ended as {state}; see {run.url}")
         click.echo(f"run {run.id} succeeded")
 
 
-@click.command("dvc-adopt", short_help="Take the data of a cluster run into this DVC repository.")
+@click.command("dvc-adopt", short_help="Add the data of a cluster run to this DVC repository.")
 @click.argument("run")
 @click.option(
-    "--to", type=PATH, metavar="DIR", help="Folder for the pointers.  [default: adopted/ and the run's first 8 digits]"
+    "--to",
+    type=PATH,
+    metavar="DIR",
+    help="Folder for the pointers.  [default: adopted/ and the first 8 digits of the run id]",
 )
 def dvc_adopt(run: str, to: Path | None) -> None:
-    """Write the DVC pointers that a run's pods pushed (RAMEN_DVC_REMOTE) into this repository.
+    """Write DVC pointers to the data that a run's pods pushed (RAMEN_DVC_REMOTE) into this repository.
 
-    RUN is a pipeline run in MLflow, by name or the beginning of its id; of several, the newest. `dvc pull` then brings
-    exactly that dataset and these graphs. The remote is added to .dvc/config if it is not there; access keys come
-    from the environment.
+    RUN is the name of a pipeline run in MLflow, or the beginning of its id; the newest match is used. `dvc pull` then
+    downloads the dataset and the graphs of that run. The remote is added to .dvc/config if it is missing; access keys
+    are read from the environment.
 
     \b
     Examples:
@@ -102,27 +110,27 @@ def dvc_adopt(run: str, to: Path | None) -> None:
       dvc pull -R adopted/3f2a91c0
       ramen warmup --dataset adopted/3f2a91c0/dataset --graph adopted/3f2a91c0/graph
     """
-    from ramen.cli.runs import select
-    from ramen.dvc_pointers import FOLDER, REMOTE_ENV, Pointer, adopt
+    from ramen.cli.runs import select_runs
+    from ramen.dvc_pointers import POINTER_FOLDER, REMOTE_ENV, Pointer, adopt
     from ramen.errors import RamenError
-    from ramen.tracking import list_pipeline_runs, run_files
+    from ramen.tracking import list_pipeline_runs, read_run_files
 
-    chosen = select(list_pipeline_runs(), [run])[0]
-    pointers = [Pointer.from_yaml(text) for _, text in sorted(run_files(chosen.run_id, FOLDER).items())]
+    chosen = select_runs(list_pipeline_runs(), [run])[0]
+    pointers = [Pointer.from_yaml(text) for _, text in sorted(read_run_files(chosen.run_id, POINTER_FOLDER).items())]
     if not pointers:
         raise RamenError(
-            f"run {chosen.name} ({chosen.run_id[:8]}) pushed nothing; was {REMOTE_ENV} set in its pods? "
-            "(steps from the server's cache pushed with the run that made them)"
+            f"run {chosen.name} ({chosen.run_id[:8]}): pushed no data; set {REMOTE_ENV} in its pods, or name the run "
+            "that computed its cached steps"
         )
     folder = to or Path("adopted") / chosen.run_id[:8]
     for path, pointer in zip(adopt(pointers, folder), pointers, strict=True):
         click.echo(f"{path}  {pointer.files} files, {pointer.size:,} bytes, {pointer.remote}")
-    click.echo(f"bring the files: dvc pull -R {folder}", err=True)
+    click.echo(f"download the files: dvc pull -R {folder}", err=True)
 
 
-@click.group(short_help="What was kept while the tracking store was out of reach.")
+@click.group(short_help="Send tracking writes that were kept during an outage.")
 def tracking() -> None:
-    """What runs kept on disk while the tracking store was out of reach.
+    """Handle tracking writes that runs kept on disk while the tracking store was unreachable.
 
     \b
     Example:
@@ -130,21 +138,21 @@ def tracking() -> None:
     """
 
 
-@tracking.command(short_help="Send it.")
+@tracking.command(short_help="Send the kept writes.")
 @click.option(
     "--spool", type=PATH, metavar="DIR", help="Folder of the journals.  [default: RAMEN_SPOOL, .ramen/tracking]"
 )
 def push(spool: Path | None) -> None:
-    """Send what runs kept to the store of MLFLOW_TRACKING_URI; a second call after an error goes on where it was.
+    """Send the kept writes to the store of MLFLOW_TRACKING_URI; call it again after an error, and it resumes.
 
     \b
     Example:
       ramen tracking push --spool /workspace/spool
     """
-    from ramen.tracking import push_kept
+    from ramen.tracking import push_pending_writes
 
-    sent, left = push_kept(spool)
+    sent, left = push_pending_writes(spool)
     if left:
-        click.echo(f"sent {sent} writes; {left} are still kept: the store went away again")
+        click.echo(f"sent {sent} writes, {left} are still kept: the store became unreachable again")
         raise SystemExit(1)
-    click.echo(f"sent {sent} writes" if sent else "nothing is kept")
+    click.echo(f"sent {sent} writes" if sent else "no writes are kept")

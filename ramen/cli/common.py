@@ -1,4 +1,4 @@
-"""What all commands share: groups in the help, errors as lines, configuration options, progress on stderr."""
+"""Shared by all commands: help by topic, error lines, configuration options, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramen.artifacts import failed_io
-from ramen.errors import CONTROL, ConfigError, Interrupted, RamenError, error_lines, lone_surrogate, printable, shown
+from ramen.errors import (
+    CONTROL_CHARACTERS,
+    ConfigError,
+    Interrupted,
+    RamenError,
+    error_lines,
+    find_lone_surrogate,
+    printable,
+    short_repr,
+)
+from ramen.files import describe_io_error
 from ramen.redaction import RedactingFilter
 from ramen.tracking import is_store_error, store_error
 
@@ -26,12 +35,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Path(click.Path):
-    """A path that every terminal, log and URI can hold."""
+    """A path without control characters."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if CONTROL.search(str(value)):
+        if CONTROL_CHARACTERS.search(str(value)):
             option = f"{param.opts[0]} " if param else ""
-            raise ConfigError(f"{option}{shown(str(value))}: the path has control characters; choose another path")
+            raise ConfigError(f"{option}{short_repr(str(value))}: the path has control characters; choose another path")
         return super().convert(value, param, ctx)
 
 
@@ -40,14 +49,14 @@ FILE = _Path(path_type=Path, dir_okay=False)
 
 
 def image_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Callback of options for a container image: a name with or without registry, tag and digest."""
+    """Click callback that checks a container image: a name with or without registry, tag and digest."""
     if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}", value):
         raise click.BadParameter(f"expected an image such as registry.example/ramen@sha256:..., found {value!r}")
     return value
 
 
-class Refusal(click.ClickException):
-    """A RamenError, or an interruption, on its way to stderr: its lines and its exit code."""
+class CommandError(click.ClickException):
+    """A RamenError or Interrupted as click reports it: its lines on stderr, and its exit code."""
 
     def __init__(self, error: RamenError | Interrupted) -> None:
         super().__init__(str(error))
@@ -59,14 +68,14 @@ class Refusal(click.ClickException):
 
 
 class CommandGroup(click.Group):
-    """A group whose help lists its commands under titles, and which turns a RamenError into lines."""
+    """A click group whose help lists commands by topic, and which reports a RamenError as lines."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.titles: dict[str, list[str]] = {}
 
     def add(self, title: str, *commands: click.Command) -> None:
-        """Add commands under a title of the help page."""
+        """Add commands under a title in the help page."""
         for command in commands:
             self.add_command(command)
             self.titles.setdefault(title, []).append(str(command.name))
@@ -93,7 +102,7 @@ class CommandGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with _printable_usage():
             for argument in args:
-                if lone_surrogate(argument):
+                if find_lone_surrogate(argument):
                     raise click.UsageError(f"the argument '{argument}' is not UTF-8; rename the file or folder", ctx)
             return super().parse_args(ctx, args)
 
@@ -103,15 +112,19 @@ class CommandGroup(click.Group):
                 _check_working_directory()
                 return super().invoke(ctx)
         except (RamenError, Interrupted) as error:
-            raise Refusal(error) from error
+            raise CommandError(error) from error
         except MemoryError as error:
             details = f" ({error})" if str(error) else ""
-            raise Refusal(RamenError(f"not enough memory{details}; use a larger machine or less data")) from error
+            raise CommandError(RamenError(f"not enough memory{details}; use a larger machine or less data")) from error
         except Exception as error:
-            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and (reason := failed_io(error)):
-                raise Refusal(RamenError(reason)) from error
+            if (
+                isinstance(error, OSError)
+                and not isinstance(error, BrokenPipeError)
+                and (reason := describe_io_error(error))
+            ):
+                raise CommandError(RamenError(reason)) from error
             if is_store_error(error):
-                raise Refusal(store_error(error)) from error
+                raise CommandError(store_error(error)) from error
             raise
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -120,7 +133,7 @@ class CommandGroup(click.Group):
 
 @contextlib.contextmanager
 def _printable_usage() -> Iterator[None]:
-    """Escape what click repeats of the command line in its messages."""
+    """Escape unprintable characters of the command line that click quotes in its messages."""
     try:
         yield
     except click.UsageError as error:
@@ -131,31 +144,31 @@ def _printable_usage() -> Iterator[None]:
 
 
 def _check_working_directory() -> None:
-    """Refuse a folder whose path no URI, log or manifest could hold. Raises RamenError."""
+    """Raise RamenError if the working directory was deleted, or its path is not UTF-8."""
     try:
-        here = str(Path.cwd())
+        path = str(Path.cwd())
     except FileNotFoundError:
         raise RamenError("the working directory was deleted; change to another folder") from None
-    if lone_surrogate(here):
-        raise RamenError(f"{here}: the path of the working directory is not UTF-8; rename the folder")
+    if find_lone_surrogate(path):
+        raise RamenError(f"{path}: the path of the working directory is not UTF-8; rename the folder")
 
 
 def config_options(function: Function) -> Function:
-    """The options `--preset`, `--params` and `--set`; the command gets them resolved as the argument `resolve`."""
+    """Add the options `--preset`, `--params` and `--set`; the command receives a function `resolve`."""
 
     @click.option("--preset", metavar="NAME", help="Start from a preset (ramen/presets) instead of params.yaml.")
-    @click.option("--params", type=FILE, metavar="FILE", help="Parameter file.  [default: params.yaml if there is one]")
+    @click.option("--params", type=FILE, metavar="FILE", help="Parameter file.  [default: params.yaml if it exists]")
     @click.option("--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one knob; may be repeated.")
     @functools.wraps(function)
     def wrapped(*, preset: str | None, params: Path | None, sets: tuple[str, ...], **kwargs: Any) -> Any:
         def resolve(*more: str) -> Config:
-            """Resolve the configuration; `more` are assignments of the command's own options."""
+            """Return the configuration; `more` are assignments from options of the command, applied last."""
             from ramen.base import check_name
             from ramen.config import resolve
 
-            settings = resolve(preset=preset, params=params, sets=[*sets, *more])
-            check_name(settings.base.name)  # now, not when the third stage begins
-            return settings
+            config = resolve(preset=preset, params=params, sets=[*sets, *more])
+            check_name(config.base.name)  # now, rather than when the third stage starts
+            return config
 
         return function(resolve=resolve, **kwargs)
 
@@ -163,23 +176,23 @@ def config_options(function: Function) -> Function:
 
 
 def require_config() -> None:
-    """Refuse a command for which nobody chose a configuration: the defaults are an hour of all of Debian.
+    """Check that the user chose a configuration: the defaults train on all of Debian, for an hour.
 
     Raises:
-        ConfigError: there is no parameter file, and neither `--preset` nor `--params` nor `--set` was given.
+        ConfigError: no parameter file, and none of `--preset`, `--params` and `--set`.
     """
     from ramen.config import PARAMS_FILE
 
     given = click.get_current_context().params
     if not (given["preset"] or given["params"] or given["sets"] or Path(PARAMS_FILE).is_file()):
         raise ConfigError(
-            f"no {PARAMS_FILE} here, and nothing says what to run: --preset demo (some minutes), --preset debian (an "
-            "hour), or --preset xc --set data.path=DIR for your own data"
+            f"no configuration: no {PARAMS_FILE} in this directory; give --preset demo (some minutes), --preset debian "
+            "(an hour), or --preset xc --set data.path=DIR for your own data"
         )
 
 
 def show_progress() -> None:
-    """Send the package's log lines to stderr, as plain lines that a machine can also read."""
+    """Send the package's log records to stderr, one line each."""
     logger = logging.getLogger("ramen")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ramen.cli import tables
-from ramen.evaluation.comparison import Comparison, compare_runs, differing_parameters, label, pairs
-
-__all__ = ["compare_runs", "differing_parameters", "label", "pairs", "rows"]
+from ramen.evaluation.comparison import Comparison
 
 
-def rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
+def gain_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
     """Return rows `gain, run, over, ...` and `s.e.` under the columns of `ramen compare`."""
     cells = []
     for comparison in (comparison for comparison in comparisons if comparison.points):

@@ -1,4 +1,4 @@
-"""Commands about the project's own files: the data snapshot, parameter files, compiled and generated files."""
+"""Commands for the project's files: data snapshot, parameter files, compiled pipeline, generated files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Write the Debian package snapshot that the demo trains on.")
 @config_options
-@click.option("--packages", type=FILE, metavar="FILE", help="Take this Packages file instead of asking apt.")
+@click.option("--packages", type=FILE, metavar="FILE", help="Read this Packages file instead of calling apt.")
 def fetch(resolve: Callable[..., Config], packages: Path | None) -> None:
     """Write the snapshot of the Debian package metadata to data.path.
 
@@ -34,7 +34,7 @@ def fetch(resolve: Callable[..., Config], packages: Path | None) -> None:
     click.echo(path)
 
 
-@click.command(short_help="Delete what no finished or resumable run needs.")
+@click.command(short_help="Delete files that no finished or resumable run needs.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @click.option(
     "--out", type=PATH, default=Path("artifacts"), show_default=True, metavar="DIR", help="--out of `ramen run`."
@@ -42,13 +42,16 @@ def fetch(resolve: Callable[..., Config], packages: Path | None) -> None:
 @click.option(
     "--studies", type=PATH, default=Path("ablations"), show_default=True, metavar="DIR", help="--out of `ramen ablate`."
 )
-@click.option("--unfinished", is_flag=True, help="Also results of runs that did not finish, unless a checkpoint waits.")
+@click.option(
+    "--unfinished",
+    is_flag=True,
+    help="Also delete results of runs that did not finish, unless they can resume from a checkpoint.",
+)
 def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
-    """Delete results that later runs of `ramen run` replaced, training state that no stage needs, and drafts of killed
-    processes.
+    """Delete results that later runs replaced, training state that no stage needs, and drafts of killed processes.
 
-    What the links in DIR lead to stays, as do checkpoints, all they need, and the registry. Run it in the folder in
-    which you run ramen. DVC's files are cleaned by `dvc gc`.
+    It keeps the results that the links in DIR point to, checkpoints with all that they need, and the registry. Run it
+    in the directory in which you run ramen. `dvc gc` cleans the files of DVC.
 
     \b
     Examples:
@@ -56,24 +59,24 @@ def gc(dry_run: bool, out: Path, studies: Path, unfinished: bool) -> None:
       ramen gc
     """
     from pipelines.local import STORE
-    from ramen.cleanup import delete, find_unneeded
+    from ramen.cleanup import delete_removals, find_unneeded
 
     runs = out / STORE
     found = find_unneeded(out, runs, studies, unfinished=unfinished)
     for each in found:
         click.echo(printable(f"{each.bytes:>15,}  {each.path}: {each.reason}"))
     if not dry_run:
-        delete(found, runs)
+        delete_removals(found, runs)
     total = sum(each.bytes for each in found)
     click.echo(f"{total:>15,}  bytes {'would be deleted' if dry_run else 'deleted'}")
 
 
-@click.command(short_help="Print or write a commented parameter file.")
+@click.command(short_help="Print or write a parameter file with comments.")
 @config_options
 @click.option("--all", "all_knobs", is_flag=True, help="Write every knob, as DVC needs it in params.yaml.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write here instead of standard output.")
 def config(resolve: Callable[..., Config], all_knobs: bool, output: Path | None) -> None:
-    """Print knobs with their values, ranges and help, as a parameter file.
+    """Print knobs with their values, ranges and descriptions, as a parameter file.
 
     These are the knobs that are changed most often and those that differ from their default; --all prints every knob.
 
@@ -82,8 +85,8 @@ def config(resolve: Callable[..., Config], all_knobs: bool, output: Path | None)
       ramen config --preset demo -o params.yaml
       ramen config --all --set training.epochs=5
     """
-    from ramen.artifacts import write_text
     from ramen.config import to_yaml
+    from ramen.files import write_text
 
     text = to_yaml(resolve(), all_knobs=all_knobs)
     if output is None:
@@ -100,9 +103,9 @@ def config(resolve: Callable[..., Config], all_knobs: bool, output: Path | None)
 @click.option("--image", callback=image_name, metavar="IMAGE", help="Image of all steps; an immutable tag or digest.")
 @config_options
 def compile(output: Path, image: str | None, resolve: Callable[..., Config]) -> None:
-    """Compile the pipeline to a file that `kfp run submit -e ramen -f FILE` takes.
+    """Compile the pipeline to a file for `kfp run submit -e ramen -f FILE`.
 
-    The configuration becomes the defaults of the pipeline's parameters.
+    The configuration sets the defaults of the pipeline's parameters.
 
     \b
     Example:
@@ -114,27 +117,27 @@ def compile(output: Path, image: str | None, resolve: Callable[..., Config]) -> 
     click.echo(output)
 
 
-@click.command(short_help="Write again what is derived: dvc.yaml, compiled pipeline, READMEs, reference pages.")
-@click.option("--check", is_flag=True, help="Change nothing; list the stale files and exit with 1 if there are any.")
+@click.command(short_help="Update generated files: dvc.yaml, compiled pipeline, READMEs, reference pages.")
+@click.option("--check", is_flag=True, help="Change nothing; list outdated files, and exit with 1 if there are any.")
 def sync(check: bool) -> None:
-    """Write again what is derived from the stage table and the configuration.
+    """Update the files that are generated from the stage table, the configuration and the command line.
 
-    That is dvc.yaml, pipelines/ramen.yaml, components/*/README.md, docs/config.md, docs/cli.md, and the comments of
-    params.yaml (its values stay).
+    These are dvc.yaml, pipelines/ramen.yaml, components/*/README.md, docs/config.md, docs/cli.md, and the comments in
+    params.yaml (its values are kept).
 
     \b
     Example:
       ramen sync --check
     """
-    from ramen.cli.sync import ROOT, derived, stale
+    from ramen.cli.sync import ROOT, generated_files, outdated_files
 
-    files = derived()
-    changed = stale(files)
+    files = generated_files()
+    changed = outdated_files(files)
     for path in changed:
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(files[path], encoding="utf-8")
-        click.echo(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
+        click.echo(f"{'outdated' if check else 'wrote'}: {path.relative_to(ROOT)}")
     if check and changed:
-        click.echo("error: run `ramen sync` and commit", err=True)
+        click.echo("error: generated files are outdated; run `ramen sync` and commit them", err=True)
         raise SystemExit(1)

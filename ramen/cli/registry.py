@@ -40,9 +40,9 @@ def registry(model: str, as_json: bool) -> None:
       ramen registry
       ramen registry --json
     """
-    from ramen.publishing.registry import versions
+    from ramen.publishing.registry import list_versions
 
-    listed = versions(model)
+    listed = list_versions(model)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(version) for version in listed], indent=1, sort_keys=True))
         return
@@ -67,7 +67,7 @@ def registry(model: str, as_json: bool) -> None:
         )
     columns = ["version", "alias", "created", "index, labels", "git", "dataset", "gate"]
     columns += [*METRIC_COLUMNS, "recall", "ms", "MB"]
-    tables.show(rows, columns, text_columns=7, ends=len(rows) or 1)
+    tables.print_table(rows, columns, text_columns=7, ends=len(rows) or 1)
 
 
 def _format_number(tags: dict[str, str], key: str, form: str, unit: float = 1.0) -> str:

@@ -1,4 +1,4 @@
-"""One command per stage, made from the stage table."""
+"""One command per stage, generated from the stage table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ramen.artifacts import check_writable, write_text
 from ramen.cli import tables
 from ramen.cli.common import PATH, config_options, show_progress
 from ramen.errors import ConfigError
+from ramen.files import check_writable, write_text
 from ramen.processes import rank
 from ramen.stages import Stage, default_path, run_stage
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 def metrics_path(stage: str) -> Path:
-    """Where a stage's metrics go unless told otherwise."""
+    """Return the default path of a stage's metrics."""
     return Path("metrics") / f"{stage}.json"
 
 
 def write_metrics(path: Path, metrics: Mapping[str, float]) -> None:
-    """Write flat, sorted JSON atomically; a value that is no finite number becomes null."""
+    """Write metrics as flat, sorted JSON, atomically; values that are not finite become null."""
     finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
     write_text(path, json.dumps(finite, indent=2, sort_keys=True) + "\n")
 
 
 def stage_command(stage: Stage) -> click.Command:
-    """The command of one stage: a path option per artifact, the configuration options, `--metrics`."""
+    """Return the command of a stage: one path option per artifact, the configuration options, and `--metrics`."""
 
     @config_options
     def callback(resolve: Callable[..., Config], metrics: Path, **values: Any) -> None:
@@ -44,7 +44,7 @@ def stage_command(stage: Stage) -> click.Command:
         check_writable(metrics, "--metrics ")
         if metrics.is_dir():
             raise ConfigError(
-                f"--metrics {metrics}: is a folder; give a file in it, like {metrics / metrics_path(stage.name).name}"
+                f"--metrics {metrics}: is a directory; give a file, such as {metrics / metrics_path(stage.name).name}"
             )
         show_progress()
         shorthands = {"source": "data.source", "path": "data.path"}
@@ -59,30 +59,30 @@ def stage_command(stage: Stage) -> click.Command:
                 outputs=outputs,
                 track=track,
             )
-        if rank() > 0:  # one of several processes: rank 0 reports
+        if rank() > 0:  # rank 0 reports for all processes
             return
         write_metrics(metrics, result)
-        if stage.name == "evaluate":  # a hundred figures; the file has them all
-            tables.show_evaluation(result)
+        if stage.name == "evaluate":  # a hundred metrics: print a table, the file has all
+            tables.print_evaluation(result)
         else:
             for key, value in sorted(result.items()):
                 click.echo(f"{key} {value:.6g}")
         click.echo(f"metrics: {metrics}")
-        for name, place in outputs.items():
-            click.echo(f"{name}: {place}")
+        for name, path in outputs.items():
+            click.echo(f"{name}: {path}")
 
     command = click.command(stage.name, help=_help(stage))(callback)
     command.params[:0] = [*_artifact_options(stage), *_shorthands(stage)]
     metrics = click.Option(
-        ["--metrics"], type=PATH, default=metrics_path(stage.name), show_default=True, help="Where the metrics go."
+        ["--metrics"], type=PATH, default=metrics_path(stage.name), show_default=True, help="File for the metrics."
     )
     command.params.append(metrics)
     return command
 
 
 def _artifact_options(stage: Stage) -> list[click.Option]:
-    written = "written; replaces an older one that ramen wrote"
-    roles = [(name, "read") for name in stage.reads] + [(name, written) for name in stage.writes]
+    written = "to write; replaces an older one that ramen wrote"
+    roles = [(name, "to read") for name in stage.reads] + [(name, written) for name in stage.writes]
     return [
         click.Option(
             [f"--{name.replace('_', '-')}", name],
@@ -101,7 +101,7 @@ def _shorthands(stage: Stage) -> list[click.Option]:
         return []
     return [
         click.Option(["--source"], metavar="NAME", help="Short for --set data.source=NAME."),
-        click.Option(["--path"], type=PATH, help="Your data; short for --set data.path=PATH."),
+        click.Option(["--path"], type=PATH, help="Path of your data; short for --set data.path=PATH."),
     ]
 
 

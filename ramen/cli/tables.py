@@ -22,12 +22,12 @@ SLICES = ("overall", "head", "torso", "tail")
 """Rows of the table; head, torso and tail are contributions that sum to the overall value."""
 
 
-def figures(metrics: Mapping[str, float]) -> list[str]:
+def format_metrics(metrics: Mapping[str, float]) -> list[str]:
     """Return the overall metrics of a run as text."""
     return _format([metrics.get(key) for key in COLUMNS.values()])
 
 
-def comparison(base: Mapping[str, float] | None, ours: Mapping[str, float]) -> list[list[str]]:
+def comparison_rows(base: Mapping[str, float] | None, ours: Mapping[str, float]) -> list[list[str]]:
     """Return rows `slice, run, metrics...`: base, ramen, gain and s.e. of each slice; ramen only without base."""
     rows = []
     for part in SLICES:
@@ -76,13 +76,13 @@ def mark(text: str, gain: float | None, error: float | None) -> str:
     return f"[bold {colour}]{text}[/bold {colour}]"
 
 
-def show_evaluation(ours: Mapping[str, float], base: Mapping[str, float] | None = None) -> None:
+def print_evaluation(ours: Mapping[str, float], base: Mapping[str, float] | None = None) -> None:
     """Print a run's metrics by slice, with those of its base if given, below the overall metrics of its peers."""
-    rows, peers = comparison(base, ours), peer_rows(ours)
+    rows, peers = comparison_rows(base, ours), peer_rows(ours)
     ends = len(rows) if base is None else len(rows) // len(SLICES)
     if peers:
         peers[0][0], rows[0][0] = rows[0][0], ""
-    show([*peers, *rows], ["slice", "run", *COLUMNS], text_columns=2, ends=ends, offset=len(peers))
+    print_table([*peers, *rows], ["slice", "run", *COLUMNS], text_columns=2, ends=ends, offset=len(peers))
     if base is not None and has_errors(ours):
         print(f"{ERROR_NOTE}\n")
 
@@ -100,7 +100,7 @@ def _format(values: Iterable[float | None], *, sign: bool = False) -> list[str]:
     return ["" if value is None else form.format(value) for value in values]
 
 
-def show(
+def print_table(
     rows: Sequence[Sequence[str]],
     columns: Sequence[str],
     *,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeGuard
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from ramen.errors import CONTROL, ConfigError, lone_surrogate, nearest, shown
+from ramen.errors import CONTROL_CHARACTERS, ConfigError, find_lone_surrogate, short_repr, suggest_name
 
 SEED_MAX = 2**32 - 1
 """Largest seed that all random generators in use accept."""
@@ -65,9 +65,9 @@ class Section(BaseModel):
             if isinstance(item, str):
                 _check_text(item)
                 if not item.strip() and (item is not value or info.field_name in cls.required):
-                    raise ValueError(f"{shown(value)}: expected a name, found empty text")
+                    raise ValueError(f"{short_repr(value)}: expected a name, found empty text")
             elif isinstance(item, bool) and annotation is not bool:
-                raise ValueError(f"{shown(value)}: expected {_expected(annotation)}, found {str(item).lower()}")
+                raise ValueError(f"{short_repr(value)}: expected {_expected(annotation)}, found {str(item).lower()}")
         return value
 
 
@@ -83,10 +83,10 @@ def _expected(annotation: Any) -> str:
 def _check_text(text: str) -> None:
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"expected at most {LONGEST_TEXT} characters, found {len(text):,}")
-    if lone_surrogate(text):
-        raise ValueError(f"{shown(text)}: expected UTF-8 text; rename the file or folder if this is its name")
-    if CONTROL.search(text):
-        raise ValueError(f"{shown(text)}: expected text without control characters")
+    if find_lone_surrogate(text):
+        raise ValueError(f"{short_repr(text)}: expected UTF-8 text; rename the file or folder if this is its name")
+    if CONTROL_CHARACTERS.search(text):
+        raise ValueError(f"{short_repr(text)}: expected text without control characters")
 
 
 class DataConfig(Section):
@@ -284,7 +284,7 @@ class ObjectiveConfig(Section):
         for name in self.lambdas:
             if name not in regularisers:
                 unselected = " in objective.anchor_sets" if name.rpartition(".")[0] in known else ""
-                hint = nearest(name, regularisers)
+                hint = suggest_name(name, regularisers)
                 raise ConfigError(f"objective.lambdas.{name}: no such regulariser{unselected}; {hint}")
 
     @model_validator(mode="after")
@@ -432,7 +432,7 @@ class TrainingConfig(Section):
     def _check_epochs(cls, value: Any) -> Any:
         number = isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= EPOCHS_MAX
         if value != "auto" and not (number and value == int(value)):
-            raise ValueError(f"{shown(value)}: expected a whole number from 1 to {EPOCHS_MAX}, or auto")
+            raise ValueError(f"{short_repr(value)}: expected a whole number from 1 to {EPOCHS_MAX}, or auto")
         return value if value == "auto" else int(value)
 
     @model_validator(mode="after")
@@ -593,7 +593,7 @@ class IndexConfig(Section):
     @classmethod
     def _check_model(cls, value: str) -> str:
         if re.search(r"[/:@%?#\\]", value) or value != value.strip() or len(value) > 200:
-            raise ValueError(f"{shown(value)}: expected a name without / : @ % ? #, or nothing")
+            raise ValueError(f"{short_repr(value)}: expected a name without / : @ % ? #, or nothing")
         return value
 
     @field_validator("gate")
@@ -601,7 +601,7 @@ class IndexConfig(Section):
     def _check_gate(cls, value: dict[str, float]) -> dict[str, float]:
         for metric in value:
             if not re.fullmatch(r"([\w-]+/)*[\w-]+_at_\d+", metric):
-                raise ValueError(f"{shown(metric)} is not a metric; expected one such as psp_at_5 or tail/p_at_1")
+                raise ValueError(f"{short_repr(metric)} is not a metric; expected one such as psp_at_5 or tail/p_at_1")
             if abs(value[metric]) > 100:
                 raise ValueError(f"{metric} = {value[metric]:g}: expected points of at most 100")
         return value

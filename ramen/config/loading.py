@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ramen.config.knobs import SECTIONS, Config, Section, describe_range, extra, is_section, knobs
-from ramen.errors import ConfigError, lone_surrogate, nearest, shown
+from ramen.errors import ConfigError, find_lone_surrogate, short_repr, suggest_name
 from ramen.yamlfile import dump_yaml, parse_yaml, read_yaml
 
 PRESETS = Path(__file__).parents[1] / "presets"
@@ -176,7 +176,7 @@ def _preset_chain(preset: str) -> list[str]:
     name: str | None = preset
     while name is not None:
         if name not in presets():
-            raise ConfigError(f"preset {name!r}: unknown; {nearest(name, presets())}")
+            raise ConfigError(f"preset {name!r}: unknown; {suggest_name(name, presets())}")
         chain.insert(0, name)
         name = _read(PRESETS / f"{name}.yaml").get(EXTENDS)
     return chain
@@ -210,7 +210,7 @@ def _assign(tree: dict[str, Any], text: str) -> str:
     annotation, default = _field(known)
     entry = ".".join(parts[len(known) :])
     parsed: Any
-    if lone_surrogate(value):  # not YAML; the knob's own check explains it
+    if find_lone_surrogate(value):  # not YAML; the knob's own check explains it
         parsed = value
     elif annotation is str and not value.strip().startswith(("'", '"')):
         parsed = _strip_comment(value)  # a folder may be named 2024, or [x
@@ -290,12 +290,12 @@ def _key_problems(tree: Mapping[str, Any]) -> Iterator[str]:
         if name in SECTIONS:
             yield from _section_problems(SECTIONS[name], values, name)
         else:
-            yield f"{_shorten(name)}: unknown section; {nearest(str(name), SECTIONS)}"
+            yield f"{_shorten(name)}: unknown section; {suggest_name(str(name), SECTIONS)}"
 
 
 def _section_problems(section: type[Section], values: Any, path: str) -> Iterator[str]:
     if values is not None and not isinstance(values, Mapping):
-        yield f"{path}: expected a mapping, found {shown(values)}"
+        yield f"{path}: expected a mapping, found {short_repr(values)}"
         return
     fields = section.model_fields
     for key, value in (values or {}).items():
@@ -303,7 +303,7 @@ def _section_problems(section: type[Section], values: Any, path: str) -> Iterato
         if here in RETIRED:
             yield f"{here}: {RETIRED[here]}"
         elif key not in fields:
-            yield f"{here}: unknown; {nearest(str(key), fields)}"
+            yield f"{here}: unknown; {suggest_name(str(key), fields)}"
         elif is_section(annotation := fields[key].annotation):
             yield from _section_problems(annotation, value, here)
 
@@ -343,7 +343,9 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> list[str]:
         if item["type"] == "value_error":
             lines.append(f"{where}{path}: {message}")
         elif item["type"] == "list_type" and isinstance(item["input"], str):
-            lines.append(f"{where}{path} = {shown(item['input'])}: expected a list, as in [{_shorten(item['input'])}]")
+            lines.append(
+                f"{where}{path} = {short_repr(item['input'])}: expected a list, as in [{_shorten(item['input'])}]"
+            )
         else:
-            lines.append(f"{where}{path} = {shown(item['input'])}: {message[0].lower()}{message[1:]}")
+            lines.append(f"{where}{path} = {short_repr(item['input'])}: {message[0].lower()}{message[1:]}")
     return lines

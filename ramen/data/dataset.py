@@ -12,18 +12,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import (
-    RERUN,
-    listed_files,
-    read_array,
-    read_csr,
-    read_texts,
-    read_titles,
-    write_csr,
-    write_texts,
-)
+from ramen.artifacts import list_files
 from ramen.data.sparse import without
 from ramen.errors import ArtifactError
+from ramen.files import RERUN, read_array, read_csr, read_texts, read_titles, write_csr, write_texts
 
 PLACEHOLDER = "[EMPTY]"
 """Replaces an empty text of a document or label, so that pooling has at least one token."""
@@ -59,7 +51,7 @@ class Texts:
         """Titles, or texts if there are no titles: what identifies an item in another list."""
         return self.texts if self.titles is None else self.titles
 
-    def at(self, rows: Iterable[int]) -> Texts:
+    def select(self, rows: Iterable[int]) -> Texts:
         """Return the items at `rows`, in that order."""
         rows = list(rows)
         titles = None if self.titles is None else [self.titles[i] for i in rows]
@@ -219,7 +211,7 @@ def _read_groups(file: Path, items: int) -> NDArray[np.int64] | None:
     return groups
 
 
-def whole_groups(groups: NDArray[Any], order: Iterable[int], limit: int) -> NDArray[np.bool_]:
+def choose_whole_groups(groups: NDArray[Any], order: Iterable[int], limit: int) -> NDArray[np.bool_]:
     """Return which items to take, bool [n], so that whole groups are taken and at most `limit` items.
 
     Groups are taken in the given order; a group that no longer fits is skipped.
@@ -245,7 +237,7 @@ def _read_optional(file: Path, items: int | None = None) -> NDArray[np.int64] | 
 
 def anchor_set_names(path: Path) -> list[str]:
     """Return the names of the anchor sets that a dataset's manifest lists, in alphabetical order."""
-    parts = [name.split("/") for name in listed_files(path)]
+    parts = [name.split("/") for name in list_files(path)]
     return sorted(part[1] for part in parts if len(part) == 3 and part[0] == "anchors" and part[2] == "texts.parquet")
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ramen.config import DataConfig
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Texts
 from ramen.data.sparse import to_binary
-from ramen.errors import DataError, Defect, lone_surrogate, nearest, shown
+from ramen.errors import DataError, Defect, find_lone_surrogate, short_repr, suggest_name
 from ramen.sampling import keyed_rng
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def from_lists(
         _fail(LABELS, f"expected at least two labels, found {len(table.texts)}")
     places = {"documents": {uid: row for row, uid in enumerate(documents.uids)}, "labels": table}
     return Dataset(
-        documents.at(parts["train"]),
-        documents.at(parts["test"]),
+        documents.select(parts["train"]),
+        documents.select(parts["test"]),
         table.texts,
         y[parts["train"]],
         y[parts["test"]],
@@ -147,8 +147,8 @@ class _LabelTable:
             if isinstance(name, Hashable) and name in self.place:
                 return self.place[name]
         known = [name for name in self.place if isinstance(name, str)]
-        hint = nearest(label, known) if isinstance(label, str) and known else "add it to label_texts"
-        _fail(where, f"label {shown(label)} is not in label_texts", hint, LABELS)
+        hint = suggest_name(label, known) if isinstance(label, str) and known else "add it to label_texts"
+        _fail(where, f"label {short_repr(label)} is not in label_texts", hint, LABELS)
 
 
 def _label_table(labels: Sequence[Any], label_texts: Sequence[str] | Mapping[Any, str] | None) -> _LabelTable:
@@ -157,7 +157,9 @@ def _label_table(labels: Sequence[Any], label_texts: Sequence[str] | Mapping[Any
         for row, entry in enumerate(labels):
             for label in _list(entry, row):
                 if not isinstance(label, str):
-                    _fail(f"row {row}", f"expected label texts, found {shown(label)}", "or give label_texts", LABELS)
+                    _fail(
+                        f"row {row}", f"expected label texts, found {short_repr(label)}", "or give label_texts", LABELS
+                    )
                 distinct.add(_text(label, f"row {row}", LABELS))
         names = sorted(distinct)
         if "" in distinct:
@@ -165,7 +167,7 @@ def _label_table(labels: Sequence[Any], label_texts: Sequence[str] | Mapping[Any
         return _LabelTable(Texts(names, names), {name: number for number, name in enumerate(names)})
     if isinstance(label_texts, Mapping):
         uids = _identifiers(label_texts, "label_texts")
-        texts = [_text(text, f"label {shown(key)}", "label_texts") for key, text in label_texts.items()]
+        texts = [_text(text, f"label {short_repr(key)}", "label_texts") for key, text in label_texts.items()]
         place: dict[Any, int] = {key: number for number, key in enumerate(label_texts)}
     else:
         texts = [_text(text, f"label {number}", "label_texts") for number, text in enumerate(label_texts)]
@@ -173,7 +175,7 @@ def _label_table(labels: Sequence[Any], label_texts: Sequence[str] | Mapping[Any
         place = {}
         for number, text in enumerate(texts):
             if (first := place.setdefault(text, number)) != number and text:
-                _fail(f"label {number}", f"{shown(text)} is label {first} too", "give a mapping of ids to texts")
+                _fail(f"label {number}", f"{short_repr(text)} is label {first} too", "give a mapping of ids to texts")
             place[number] = number
     return _LabelTable(Texts(uids, [text or PLACEHOLDER for text in texts]), place)
 
@@ -188,7 +190,7 @@ def _test_documents(count: int, split: Sequence[str] | None, settings: DataConfi
     for row, name in enumerate(split):
         if name not in SPLITS:
             advice = "validation documents are held out of the training documents; name them train"
-            _fail(f"row {row}", f"expected train or test, found {shown(name)}", advice, SPLIT)
+            _fail(f"row {row}", f"expected train or test, found {short_repr(name)}", advice, SPLIT)
     return np.array([name == "test" for name in split], bool)
 
 
@@ -202,7 +204,7 @@ def _anchor_set(
     if not _SET_NAME.fullmatch(name):
         _fail(where, "expected a name of letters, digits, _ and -")
     if not isinstance(sides, Mapping) or not sides or set(sides) - set(SIDES):
-        found = ", ".join(map(str, sides)) if isinstance(sides, Mapping) else shown(sides)
+        found = ", ".join(map(str, sides)) if isinstance(sides, Mapping) else short_repr(sides)
         _fail(where, f"expected a mapping with the keys documents, labels or both, found {found or 'nothing'}")
     edges = {side: list(_edges(sides[side], f"{where}[{side!r}]")) if side in sides else [] for side in SIDES}
     texts = sorted({anchor for pairs in edges.values() for _, _, anchor in pairs})
@@ -231,7 +233,7 @@ def _edges(edges: Any, where: str) -> Iterator[tuple[str, Any, str]]:
     for number, pair in enumerate(edges):
         at = f"{where}, edge {number}"
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            _fail(at, f"expected a pair (item, anchor text), found {shown(pair)}")
+            _fail(at, f"expected a pair (item, anchor text), found {short_repr(pair)}")
         item, anchor = pair
         if not (text := _text(anchor, at, "anchor")):
             _fail(at, "an anchor without a text", "remove the edge")
@@ -245,7 +247,7 @@ def _row(item: Any, side: str, places: Mapping[str, Any], where: str) -> int:
     try:
         return int(places[side][str(item)])
     except KeyError:
-        _fail(where, f"no document has the id {shown(item)}", "remove the edge, or add the document")
+        _fail(where, f"no document has the id {short_repr(item)}", "remove the edge, or add the document")
 
 
 # --- values --------------------------------------------------------------------------------------------------
@@ -254,8 +256,8 @@ def _row(item: Any, side: str, places: Mapping[str, Any], where: str) -> int:
 def _text(value: Any, where: str, field: str) -> str:
     """Return a text without blanks at its ends. Raises DataError if it is none."""
     if not isinstance(value, str):
-        _fail(where, f"expected a text, found {shown(value)}", field=field)
-    if lone := lone_surrogate(value):
+        _fail(where, f"expected a text, found {short_repr(value)}", field=field)
+    if lone := find_lone_surrogate(value):
         _fail(where, f"{lone} is half of a character", "remove it", field)
     return value.strip()
 
@@ -263,7 +265,7 @@ def _text(value: Any, where: str, field: str) -> str:
 def _list(entry: Any, row: int) -> list[Any]:
     """Return a document's labels. Raises DataError for anything but a list, tuple, set or array."""
     if not isinstance(entry, list | tuple | set | frozenset | np.ndarray):
-        _fail(f"row {row}", f"expected a list of labels, found {shown(entry)}", "[] stands for no label", LABELS)
+        _fail(f"row {row}", f"expected a list of labels, found {short_repr(entry)}", "[] stands for no label", LABELS)
     return entry.tolist() if isinstance(entry, np.ndarray) else list(entry)
 
 
@@ -275,7 +277,7 @@ def _identifiers(ids: Iterable[Any], name: str = ID) -> list[str]:
         if not uid.strip():
             _fail(f"row {row}", "expected an identifier, found none", field=name)
         if (first := found.setdefault(uid, row)) != row:
-            _fail(f"row {row}", f"{shown(value)} identifies row {first} too", "identifiers must differ", name)
+            _fail(f"row {row}", f"{short_repr(value)} identifies row {first} too", "identifiers must differ", name)
     return list(found)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 
 from ramen import config
-from ramen.artifacts import Draft, write_text
+from ramen.artifacts import Draft
+from ramen.console import report, warn
 from ramen.data import sources
 from ramen.data.filters import apply_filter_rule
 from ramen.data.statistics import compute_statistics, count_items, summary_metrics
 from ramen.data.subset import hide_labels
 from ramen.data.validation import validate
-from ramen.errors import DataError, warn
+from ramen.errors import DataError
+from ramen.files import write_text
 from ramen.tracking import Tracker
 
 
@@ -33,17 +34,17 @@ def ingest(*, dataset: Draft, data: config.DataConfig, track: Tracker) -> dict[s
         loaded = hide_labels(loaded, data.unseen_labels, seed=data.seed)
     track.dataset("raw", sources.fingerprint(data), data.path)
     folder = dataset.path / "validation"
-    report = validate(loaded, folder)
-    track.tags({"validation": "failed" if report.critical else "warnings" if report.warnings else "passed"})
-    if report.critical:
+    validation = validate(loaded, folder)
+    track.tags({"validation": "failed" if validation.critical else "warnings" if validation.warnings else "passed"})
+    if validation.critical:
         track.artifact(folder, "validation")  # `run_stage` only stores the report of a finished stage
-        raise DataError(*report.critical)
-    for warning in report.warnings:
+        raise DataError(*validation.critical)
+    for warning in validation.warnings:
         warn(warning)
     if not loaded.anchor_sets:
         warn(f"{data.path}: no anchor sets, so there are no graphs to train with")
     loaded, filtered = apply_filter_rule(loaded, data.filter_self)
-    print(f"filtered pairs: {filtered}", file=sys.stderr, flush=True)
+    report(f"filtered pairs: {filtered}")
     filter_counts = asdict(filtered)
     facts = compute_statistics(loaded) | {"filtered_pairs": filter_counts}
     write_text(folder / "statistics.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.data.dataset import AnchorSet, Dataset, Texts, whole_groups
+from ramen.data.dataset import AnchorSet, Dataset, Texts, choose_whole_groups
 
 
 def hash_fraction(name: str, *, seed: int, purpose: str) -> float:
@@ -34,7 +34,7 @@ def choose_documents(groups: Sequence[str], limit: int, *, seed: int) -> NDArray
         return np.ones(len(groups), bool)
     names, group = np.unique(np.array(groups, dtype=object).astype(str), return_inverse=True)
     order = sorted(range(len(names)), key=lambda i: hash_fraction(str(names[i]), seed=seed, purpose="subset"))
-    return whole_groups(group, order, limit)
+    return choose_whole_groups(group, order, limit)
 
 
 def restrict(dataset: Dataset, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Dataset:
@@ -111,7 +111,7 @@ def _drop_zeros(matrix: sp.csr_matrix) -> sp.csr_matrix:
 
 def select_texts(texts: Texts, keep: NDArray[np.bool_]) -> Texts:
     """Return the items to keep, bool [n]."""
-    return texts.at(np.flatnonzero(keep))
+    return texts.select(np.flatnonzero(keep))
 
 
 def select_anchors(anchors: AnchorSet, keep: NDArray[np.bool_]) -> AnchorSet:

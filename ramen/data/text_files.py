@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ramen.errors import DataError, Defect, decoding_error, lone_surrogate
+from ramen.errors import DataError, Defect, find_lone_surrogate, locate_decoding_error
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 """Suffix -> separator; the first line is a header."""
@@ -40,7 +40,7 @@ def read_text_rows(path: Path, item: str, *, uid_optional: bool = False) -> Iter
         if not (named and isinstance(text, str) and text.strip()):
             raise DataError(Defect(str(path), f"not a {item}", _row_format(path, uid_optional), line=line))
         for field, value in (("uid", uid or ""), ("text", text)):
-            if character := lone_surrogate(str(value)) or ("\\0" if "\0" in str(value) else ""):
+            if character := find_lone_surrogate(str(value)) or ("\\0" if "\0" in str(value) else ""):
                 raise DataError(Defect(str(path), f"{character} is not allowed in text", "remove it", line, field))
         yield line, uid, text  # type: ignore[misc]
 
@@ -53,7 +53,7 @@ def text_lines(path: Path) -> list[str]:
     except OSError as error:
         raise DataError(Defect(str(path), f"cannot be read ({error})")) from None
     except UnicodeDecodeError as error:
-        raise DataError(_not_utf8(path, error, decoding_error(error)[0])) from None
+        raise DataError(_not_utf8(path, error, locate_decoding_error(error)[0])) from None
 
 
 def _refuse_device(path: Path) -> None:
@@ -63,7 +63,7 @@ def _refuse_device(path: Path) -> None:
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError, line: int | None = None) -> Defect:
-    byte = decoding_error(error)[1]
+    byte = locate_decoding_error(error)[1]
     return Defect(str(path), f"expected UTF-8 text, found the byte {byte}", "save it as UTF-8", line)
 
 

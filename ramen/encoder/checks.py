@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ramen.artifacts import read_json
-from ramen.errors import ArtifactError, RamenError, shown
+from ramen.errors import ArtifactError, RamenError, short_repr
+from ramen.files import read_json
 
 if TYPE_CHECKING:  # checking files must not import torch
     from ramen.encoder.model import SentenceEncoder
@@ -60,7 +60,7 @@ EQUAL_DISTANCE = 1e-6
 """Two vectors within this cosine distance count as equal; rounding errors are a tenth of it."""
 
 
-def refusal(name: object, what: str, remedy: str) -> RamenError:
+def encoder_error(name: object, what: str, remedy: str) -> RamenError:
     """Return the error for an unusable encoder."""
     return RamenError(f"encoder {str(name)!r}: {what}; {remedy}")
 
@@ -74,7 +74,9 @@ def check_folder(folder: Path) -> None:
     from safetensors import safe_open
 
     if not (folder / "config.json").is_file():
-        raise refusal(folder, "has no config.json", "give the folder of a transformers or sentence-transformers model")
+        raise encoder_error(
+            folder, "has no config.json", "give the folder of a transformers or sentence-transformers model"
+        )
     remedy = "copy it from the model again"
     try:
         for name in MAPPINGS:
@@ -85,12 +87,14 @@ def check_folder(folder: Path) -> None:
     except ArtifactError as error:
         raise RamenError(f"encoder {str(folder)!r}: {str(error).removeprefix(f'{folder}/')}") from None
     if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise refusal(folder, f"has no tokenizer ({', '.join(TOKENIZERS[:3])}, ...)", "copy its files from the model")
+        raise encoder_error(
+            folder, f"has no tokenizer ({', '.join(TOKENIZERS[:3])}, ...)", "copy its files from the model"
+        )
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
         found = f"only pickled weights ({pickled[0]}), which can run code when loaded" if pickled else "none"
-        raise refusal(
+        raise encoder_error(
             folder,
             f"expected weights in model.safetensors, found {found}",
             "if you trust its source, load it with transformers and save it again with save_pretrained",
@@ -101,7 +105,7 @@ def check_folder(folder: Path) -> None:
             with safe_open(file, "np") as opened:
                 shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
         except Exception as error:  # safetensors and the system raise different classes
-            raise refusal(folder, f"{file.name}: damaged or truncated ({_first_line(error)})", remedy) from None
+            raise encoder_error(folder, f"{file.name}: damaged or truncated ({_first_line(error)})", remedy) from None
     _check_sizes(folder, shapes, remedy)
 
 
@@ -122,13 +126,15 @@ def _check_sizes(folder: Path, shapes: Mapping[str, Sequence[int]], remedy: str)
     sizes = SIZES | {"max_position_embeddings"} if has_positions else SIZES
     largest = max(dimensions, default=0)
     for key, stated in read_json(folder / "config.json", dict[str, Any]).items():
-        where, is_integer = f"config.json: {key} = {shown(stated)}", type(stated) is int
+        where, is_integer = f"config.json: {key} = {short_repr(stated)}", type(stated) is int
         if key in ("num_hidden_layers", "n_layers") and layers and not (is_integer and 1 <= stated <= layers):
-            raise refusal(folder, f"{where}, but the weights have {layers} layers", remedy)
+            raise encoder_error(folder, f"{where}, but the weights have {layers} layers", remedy)
         if key in sizes and not (is_integer and stated in dimensions):
-            raise refusal(folder, f"{where}, but no dimension of the weights has this size", remedy)
+            raise encoder_error(folder, f"{where}, but no dimension of the weights has this size", remedy)
         if key == "type_vocab_size" and not (is_integer and 0 <= stated <= largest):
-            raise refusal(folder, f"{where}, expected at most {largest}, the largest dimension of the weights", remedy)
+            raise encoder_error(
+                folder, f"{where}, expected at most {largest}, the largest dimension of the weights", remedy
+            )
 
 
 def encoder_width(name: str) -> int:
@@ -163,10 +169,10 @@ def check_loaded(name: object, transformer: Any, missing: Any, mismatched: Any) 
         entry = mismatched[0] if isinstance(mismatched, list) else next(iter(mismatched))
         parameter, *shapes = entry if isinstance(entry, tuple) else (entry,)
         sizes = f" is {tuple(shapes[0])}, expected {tuple(shapes[1])}" if len(shapes) == 2 else " has another shape"
-        raise refusal(name, f"its weights do not fit its config.json: {parameter}{sizes}", "give another encoder")
+        raise encoder_error(name, f"its weights do not fit its config.json: {parameter}{sizes}", "give another encoder")
     used = {key for key, _ in transformer.named_parameters() if "pooler" not in key.split(".")[0]}
     if lost := sorted(used & set(missing)):
-        raise refusal(
+        raise encoder_error(
             name,
             f"its weights lack {len(lost)} of {len(used)} parameters, among them {lost[0]}",
             "give a complete model",
@@ -187,7 +193,7 @@ def check_encoder(encoder: SentenceEncoder, name: object) -> None:
     except RamenError:
         raise
     except Exception as error:  # third-party models raise any class
-        raise refusal(
+        raise encoder_error(
             name, f"cannot encode a text ({type(error).__name__}: {_first_line(error)})", "give another encoder"
         ) from None
     finally:
@@ -202,7 +208,7 @@ def _check_tokenizer(encoder: SentenceEncoder, name: object) -> list[str]:
     rows = int(encoder.transformer.get_input_embeddings().num_embeddings)  # type: ignore[operator, union-attr]
     highest = max(vocabulary.values(), default=-1)
     if highest >= rows:
-        raise refusal(
+        raise encoder_error(
             name,
             f"its tokenizer has a token {highest}, but the encoder embeds only {rows}",
             "copy tokenizer and weights from the same model",
@@ -216,7 +222,7 @@ def _check_tokenizer(encoder: SentenceEncoder, name: object) -> list[str]:
         if _letters(tokenizer.decode(ids, skip_special_tokens=True)) == _letters(text):
             known.setdefault(tuple(ids), text)
     if len(known) < 2:
-        raise refusal(
+        raise encoder_error(
             name,
             f"its tokenizer reproduces {len(known)} of {len(PROBES) + len(words)} texts: its vocabulary is missing or "
             "damaged",
@@ -230,9 +236,9 @@ def _check_vectors(encoder: SentenceEncoder, name: object, texts: list[str]) -> 
     vectors = encoder.encode(texts)
     remedy = "give another encoder; if ramen trained it, train again with a lower training.lr"
     if not np.isfinite(vectors).all():
-        raise refusal(name, "gives vectors that are not finite", remedy)
+        raise encoder_error(name, "gives vectors that are not finite", remedy)
     if np.abs(np.linalg.norm(vectors, axis=1) - 1).max() > 0.1 or (vectors @ vectors.T).min() > 1 - EQUAL_DISTANCE:
-        raise refusal(name, "gives different texts the same vector", remedy)
+        raise encoder_error(name, "gives different texts the same vector", remedy)
 
 
 def _letters(text: str) -> str:

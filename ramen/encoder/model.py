@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ramen.artifacts import write_json
 from ramen.config import EncoderConfig
 from ramen.encoder.cpu import RandomBytes
 from ramen.encoder.packing import Pack
 from ramen.encoder.tokens import Batch, TokenStore
+from ramen.files import write_json
 
 SETTINGS_FILE = "sentence_bert_config.json"
 Pooling = Literal["mean", "cls"]

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from ramen import __version__
-from ramen.artifacts import read_json, write_text
 from ramen.config import SECTIONS
 from ramen.encoder.model import SETTINGS_FILE
+from ramen.files import read_json, write_text
 
 CARD_FILE = "README.md"
 TEMPLATE = Path(__file__).with_suffix(".md.jinja")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ramen.evaluation.uncertainty import PerDocument
-    from ramen.tracking import Evaluated, PipelineRun
+    from ramen.tracking import PipelineRun, RunEvaluation
 
 DIGEST_LENGTH = 36
 """Characters of a dataset's digest that the tracking store keeps."""
@@ -34,7 +34,7 @@ class Comparison:
     note: str = ""
 
 
-def pairs(chosen: Sequence[PipelineRun], first: int) -> list[tuple[PipelineRun, PipelineRun]]:
+def select_pairs(chosen: Sequence[PipelineRun], first: int) -> list[tuple[PipelineRun, PipelineRun]]:
     """Return the (run, reference) pairs to compare.
 
     Args:
@@ -73,7 +73,7 @@ def compare_runs(wanted: Sequence[tuple[PipelineRun, PipelineRun]]) -> list[Comp
     return [_compare(run, over, datasets, documents) for run, over in wanted]
 
 
-def _dataset_digest(evaluation: Evaluated, documents: PerDocument | None) -> str | None:
+def _dataset_digest(evaluation: RunEvaluation, documents: PerDocument | None) -> str | None:
     """Return the digest of the run's dataset; cached stages do not always record their inputs."""
     if evaluation.dataset is None and documents is not None:
         return str(documents.notes["dataset"])[:DIGEST_LENGTH]
@@ -91,10 +91,12 @@ def _compare(
     ids = run.run_id, over.run_id
     for side in (run, over):
         if datasets.get(side.run_id) is None:
-            return Comparison(*ids, {}, {}, f"no gain: the dataset that {label(side)} was evaluated on is unknown")
+            return Comparison(*ids, {}, {}, f"no gain: the dataset that {run_label(side)} was evaluated on is unknown")
     if datasets[run.run_id] != datasets[over.run_id]:
-        return Comparison(*ids, {}, {}, f"no gain: {label(run)} and {label(over)} were evaluated on different datasets")
-    missing = [label(side) for side in (run, over) if side.run_id not in documents]
+        return Comparison(
+            *ids, {}, {}, f"no gain: {run_label(run)} and {run_label(over)} were evaluated on different datasets"
+        )
+    missing = [run_label(side) for side in (run, over) if side.run_id not in documents]
     if missing:
         points = {
             key: run.metrics[key] - over.metrics[key]
@@ -118,7 +120,7 @@ def _is_comparable(key: str, run: PipelineRun, over: PipelineRun) -> bool:
     return same or not key.rpartition("/")[2].startswith("ps")
 
 
-def label(run: PipelineRun) -> str:
+def run_label(run: PipelineRun) -> str:
     """Return a run's name and short id."""
     return f"{run.name} {run.run_id[:8]}"
 

@@ -61,7 +61,7 @@ def inverse_propensity(y_train: sp.csr_matrix, a: float, b: float) -> Floats:
     return np.asarray(1.0 + constant * (frequency + b) ** -a, np.float64)
 
 
-def rank(scores: Any, k: int, num_labels: int | None = None) -> Ints:
+def rank_scores(scores: Any, k: int, num_labels: int | None = None) -> Ints:
     """Rank labels by score, highest first; ties go to the lower label id.
 
     Args:
@@ -309,7 +309,7 @@ def _ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator != 0)
 
 
-def evaluate(indices: NDArray[Any], y: sp.csr_matrix, inv_p: Floats) -> Curves:
+def compute_metrics(indices: NDArray[Any], y: sp.csr_matrix, inv_p: Floats) -> Curves:
     """Return all metrics of a ranking.
 
     Args:

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from pydantic import FiniteFloat
 
-from ramen.artifacts import checked, read_json
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import Ints, document_weights, inverse_propensity, metrics_by_document
-from ramen.evaluation.predictions import PREDICTIONS, read_labels
+from ramen.evaluation.predictions import PREDICTIONS, read_ranked_labels
 from ramen.evaluation.quantiles import head_torso_tail
 from ramen.evaluation.uncertainty import PerDocument
+from ramen.files import check_type, read_json
 
 
-def from_ranking(
+def compute_contributions(
     dataset: Dataset, indices: Ints, a: float, b: float, notes: Mapping[str, Any] | None = None
 ) -> PerDocument:
     """Return each test document's contribution to the metrics, overall and by head, torso and tail.
@@ -38,7 +38,7 @@ def from_ranking(
     )
 
 
-def from_evaluation(dataset: Dataset, evaluation: Path, predictions: str = PREDICTIONS) -> PerDocument:
+def read_contributions(dataset: Dataset, evaluation: Path, predictions: str = PREDICTIONS) -> PerDocument:
     """Return the contributions of an evaluation of this dataset, from its rankings and propensity parameters.
 
     Args:
@@ -46,7 +46,7 @@ def from_evaluation(dataset: Dataset, evaluation: Path, predictions: str = PREDI
         predictions: name of the file of rankings.
     """
     a, b = read_propensity(evaluation)
-    return from_ranking(dataset, read_labels(evaluation / predictions, dataset), a, b)
+    return compute_contributions(dataset, read_ranked_labels(evaluation / predictions, dataset), a, b)
 
 
 def read_propensity(evaluation: Path) -> tuple[float, float]:
@@ -57,4 +57,6 @@ def read_propensity(evaluation: Path) -> tuple[float, float]:
     """
     file = evaluation / "propensity.json"
     values = read_json(file, dict[str, Any])
-    return checked(values.get("a"), FiniteFloat, f"{file}: a"), checked(values.get("b"), FiniteFloat, f"{file}: b")
+    return check_type(values.get("a"), FiniteFloat, f"{file}: a"), check_type(
+        values.get("b"), FiniteFloat, f"{file}: b"
+    )

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen.artifacts import reading
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import DEPTH, Ints
+from ramen.files import wrap_read_errors
 
 PREDICTIONS, ENCODER_PREDICTIONS = "predictions.parquet", "encoder_predictions.parquet"
 """Rankings by the full model; by the encoder only, written if the model has label context or classifiers."""
@@ -56,7 +56,7 @@ def write_predictions(path: Path, dataset: Dataset, ranking: Ranking) -> None:
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
 
 
-def read_labels(path: Path, dataset: Dataset) -> Ints:
+def read_ranked_labels(path: Path, dataset: Dataset) -> Ints:
     """Read `Ranking.indices` from a file of predictions: int64 [N', 100], padded with L.
 
     Raises:
@@ -65,7 +65,7 @@ def read_labels(path: Path, dataset: Dataset) -> Ints:
     row_of = {uid: row for row, uid in enumerate(dataset.test.uids)}
     num_labels = dataset.shape[2]
     indices = np.full((len(row_of), DEPTH), num_labels, np.int64)
-    with reading(path):
+    with wrap_read_errors(path):
         table = pq.read_table(path, columns=["document", "rank", "label_index"], read_dictionary=["document"])
         parts = []
         for chunk in table["document"].chunks:  # dictionary-encoded: each uid is looked up once, not once per rank

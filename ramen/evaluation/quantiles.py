@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.evaluation.metrics import Floats, Ints, evaluate, flat, label_recall, metrics_by_group
+from ramen.evaluation.metrics import Floats, Ints, compute_metrics, flat, label_recall, metrics_by_group
 
 QUANTILES = 5
 """Target number of equi-volume bins in the report (R-ICLR)."""
@@ -142,7 +142,7 @@ def overall_and_thirds(
         frequency: int [L], training documents per label.
     """
     table = metrics_by_bin(indices, y, inv_p, frequency, head_torso_tail(frequency))
-    return flat(evaluate(indices, y, inv_p)) | flatten_bins(table)
+    return flat(compute_metrics(indices, y, inv_p)) | flatten_bins(table)
 
 
 def flatten_bins(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

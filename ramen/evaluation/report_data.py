@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from ramen import config
-from ramen.artifacts import Artifact, checked, read_json, reading
+from ramen.artifacts import Artifact
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import PEER, Ints
 from ramen.evaluation.predictions import PREDICTIONS, Ranking
@@ -20,6 +20,7 @@ from ramen.evaluation.quantiles import QUANTILES
 from ramen.evaluation.report import GraphSize, Report, Sample, SampleLabel
 from ramen.evaluation.tables import Measurements, count_unlabelled
 from ramen.evaluation.uncertainty import GAIN, GAIN_SE, Gain
+from ramen.files import check_type, read_json, wrap_read_errors
 from ramen.graph.metadata import read_graphs
 from ramen.retrieval import RETRIEVED
 
@@ -80,7 +81,7 @@ def build_report(
         base_bins=base_bins,
         gains=gains,
         error_note=_describe_errors(dataset),
-        history=_history(model.path),
+        history=read_history(model.path),
         graphs=_read_graph_sizes(pruned_graph.path),
         samples=_draw_samples(dataset, ranking, measured.frequency, SAMPLES, base),
     )
@@ -118,14 +119,14 @@ def read_base_metrics(base: Artifact) -> dict[str, float]:
 def _read_base_bins(base: Artifact, bins: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]] | None:
     """Read the base's table by bin; None if its bins differ."""
     file = base.path / "quantiles.csv"
-    with reading(file), file.open(encoding="utf-8", newline="") as stream:
+    with wrap_read_errors(file), file.open(encoding="utf-8", newline="") as stream:
         rows = {row.pop("bin"): row for row in csv.DictReader(stream)}
         table = {name: {key: float(value) for key, value in row.items() if value} for name, row in rows.items()}
         labels = {name: row["labels"] for name, row in table.items()}
     return table if labels == {name: row["labels"] for name, row in bins.items()} else None
 
 
-def _history(model: Path) -> list[dict[str, Any]]:
+def read_history(model: Path) -> list[dict[str, Any]]:
     """Read a model's training history; empty if it has none (it was not trained by ramen).
 
     Raises:
@@ -135,7 +136,7 @@ def _history(model: Path) -> list[dict[str, Any]]:
     history: list[dict[str, Any]] = read_json(file, list[dict[str, Any]]) if file.exists() else []
     for number, record in enumerate(history):
         for key in _HISTORY_TYPES.keys() & record.keys():
-            checked(record[key], _HISTORY_TYPES[key], f"{file}: {number}: {key}")
+            check_type(record[key], _HISTORY_TYPES[key], f"{file}: {number}: {key}")
     return history
 
 
@@ -193,7 +194,7 @@ def _read_top_labels(base: Artifact, uids: list[str]) -> dict[str, list[int]]:
     """Read the base's top labels of some documents; label numbers are those of the same dataset."""
     file = base.path / PREDICTIONS
     top: dict[str, list[int]] = {}
-    with reading(file):
+    with wrap_read_errors(file):
         table = pq.read_table(
             file,
             columns=["document", "label_index"],

@@ -9,21 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen import config
-from ramen.artifacts import Artifact, Draft, open_artifact, write_text
+from ramen.artifacts import Artifact, Draft, open_artifact
+from ramen.console import warn
 from ramen.data.dataset import Dataset
-from ramen.encoder.label_vectors import encode_labels, fused_labels, has_more
+from ramen.encoder.label_vectors import encode_labels, fuse_label_vectors, has_context_or_classifier
 from ramen.encoder.loading import load_trained
-from ramen.errors import ArtifactError, DataError, Defect, RamenError, warn
+from ramen.errors import ArtifactError, DataError, Defect, RamenError
 from ramen.evaluation.figures import png
 from ramen.evaluation.metrics import DEPTH, ENCODER, PEER, REPORTED, apply_filter
-from ramen.evaluation.metrics import evaluate as compute_metrics
-from ramen.evaluation.per_document import from_evaluation, from_ranking
+from ramen.evaluation.metrics import compute_metrics as compute_metrics
+from ramen.evaluation.per_document import compute_contributions, read_contributions
 from ramen.evaluation.predictions import ENCODER_PREDICTIONS, PREDICTIONS, Ranking, write_predictions
 from ramen.evaluation.report import Report, make_figures, render
 from ramen.evaluation.report_data import build_report
-from ramen.evaluation.tables import counts, measure_ranking, write_tables
+from ramen.evaluation.tables import count_documents, measure_ranking, write_tables
 from ramen.evaluation.uncertainty import PER_DOCUMENT, flat_gains, paired_gains
-from ramen.graph.cleaning import anchors_among, anchors_of, remove_edges
+from ramen.files import write_text
+from ramen.graph.cleaning import anchors_among, match_anchors, remove_edges
 from ramen.peers import PEERS, Task
 from ramen.peers.evaluation import rank_test_documents
 from ramen.retrieval import RETRIEVED, search
@@ -66,10 +68,10 @@ def evaluate(
     if fused_ranking:  # published NGAME results are fused; the encoder's own metrics are reported alongside
         encoder_metrics = measure_ranking(data, encoder_ranking, scoring).metrics
         measured.metrics.update({f"{ENCODER}{key}": value for key, value in encoder_metrics.items()})
-    documents = from_ranking(
+    documents = compute_contributions(
         data, ranking.indices, scoring.propensity_a, scoring.propensity_b, {"dataset": dataset.digest}
     )
-    gains = paired_gains(documents, from_evaluation(data, base.path)) if base else {}
+    gains = paired_gains(documents, read_contributions(data, base.path)) if base else {}
     measured.metrics.update(flat_gains(gains))
     measured.metrics.update(_evaluate_peers(data, encoder, scoring))
     report = build_report(data, ranking, measured, scoring, model, pruned_graph, base, gains)
@@ -83,7 +85,7 @@ def evaluate(
     if fused_ranking:
         write_predictions(evaluation.path / ENCODER_PREDICTIONS, data, encoder_ranking)
     _write_report(evaluation.path, report)
-    evaluation.counts.update(counts(data, measured, scoring) | {"test_groups": documents.group_count})
+    evaluation.counts.update(count_documents(data, measured, scoring) | {"test_groups": documents.group_count})
     if base:
         evaluation.counts["base"] = base.digest
     return measured.metrics
@@ -114,7 +116,7 @@ def _rank_labels(data: Dataset, model: Artifact, encoder: config.EncoderConfig) 
         indices, scores = search(documents, vectors, RETRIEVED, candidates=data.candidates)
         return Ranking(*apply_filter(indices, scores, data.filter_test, DEPTH))
 
-    fused = rank(fused_labels(model.path, labels)) if has_more(model.path) else None
+    fused = rank(fuse_label_vectors(model.path, labels)) if has_context_or_classifier(model.path) else None
     return rank(labels), fused
 
 
@@ -146,7 +148,7 @@ def _predict_links(data: Dataset, model: Artifact, encoder: config.EncoderConfig
     metrics = {}
     for name, anchor_set in sorted(data.anchor_sets.items()):
         texts = anchor_set.texts
-        edges = remove_edges(anchor_set.train, anchors_among(data.test, texts), anchors_of(data.train, texts))
+        edges = remove_edges(anchor_set.train, anchors_among(data.test, texts), match_anchors(data.train, texts))
         rows = np.flatnonzero(np.diff(edges.indptr))
         if not len(rows):
             continue

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ramen import config
-from ramen.artifacts import write_json, write_text
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import Ints, inverse_propensity, label_recall
 from ramen.evaluation.predictions import Ranking
@@ -25,6 +24,7 @@ from ramen.evaluation.quantiles import (
     overall_and_thirds,
 )
 from ramen.evaluation.report import SLICES
+from ramen.files import write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def count_unlabelled(dataset: Dataset) -> int:
     return int((np.diff(dataset.y_test.indptr) == 0).sum())
 
 
-def counts(dataset: Dataset, measured: Measurements, scoring: config.ScoringConfig) -> dict[str, Any]:
+def count_documents(dataset: Dataset, measured: Measurements, scoring: config.ScoringConfig) -> dict[str, Any]:
     """Return the counts and propensity parameters for the manifest of an evaluation."""
     num_train, num_test, num_labels = dataset.shape
     return {

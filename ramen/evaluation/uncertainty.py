@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen.artifacts import checked, reading
+from ramen.files import check_type, wrap_read_errors
 
 Floats = NDArray[np.float64]
 
@@ -121,7 +121,7 @@ class PerDocument:
     @classmethod
     def read(cls, path: Path) -> PerDocument:
         """Read a file of `write`. Raises ArtifactError if it is missing or damaged."""
-        with reading(path):
+        with wrap_read_errors(path):
             table = pq.read_table(path)
             uids = [str(uid) for uid in table["uid"].to_pylist()]
             groups = table["group"].to_numpy() if "group" in table.column_names else None
@@ -130,7 +130,7 @@ class PerDocument:
                 for name in table.column_names
                 if name not in ("uid", "group")
             }
-            notes = checked(json.loads((table.schema.metadata or {}).get(_NOTES, b"{}")), dict[str, Any], str(path))
+            notes = check_type(json.loads((table.schema.metadata or {}).get(_NOTES, b"{}")), dict[str, Any], str(path))
         values = {key: column for key, column in columns.items() if not key.startswith(_WEIGHT)}
         weights = {key.removeprefix(_WEIGHT): column for key, column in columns.items() if key.startswith(_WEIGHT)}
         return cls(uids, values, weights, groups, notes)

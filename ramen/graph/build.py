@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ramen.config import WalkConfig
 from ramen.data.dataset import AnchorSet, Texts
-from ramen.graph.cleaning import anchors_among, anchors_of, contained_edges, remove_edges, remove_pairs, sample_edges
+from ramen.graph.cleaning import anchors_among, contained_edges, match_anchors, remove_edges, remove_pairs, sample_edges
 from ramen.graph.metadata import Graph, Side, degree
 from ramen.graph.walk import enrich, walk
 from ramen.sampling import keyed_rng
@@ -69,8 +69,8 @@ def build_set(
     """
     raw: Edges = {Side.DOCUMENT: anchors.train, Side.LABEL: anchors.labels}
     self_anchors: Edges = {
-        Side.DOCUMENT: anchors_of(documents, anchors.texts),
-        Side.LABEL: anchors_of(labels, anchors.texts),
+        Side.DOCUMENT: match_anchors(documents, anchors.texts),
+        Side.LABEL: match_anchors(labels, anchors.texts),
     }
     label_anchors = self_anchors[Side.LABEL]
     counts = {f"{side}/raw": int(raw[side].nnz) for side in Side}

@@ -15,7 +15,7 @@ def sample_edges(matrix: sp.csr_matrix, volume: float, rng: np.random.Generator)
     return _select(matrix, rng.random(matrix.nnz) < volume)
 
 
-def anchors_of(items: Texts, anchors: Texts) -> sp.csr_matrix:
+def match_anchors(items: Texts, anchors: Texts) -> sp.csr_matrix:
     """Find the anchors that are the item itself: those with its uid, title or text.
 
     Raw files without identifiers get numbers as uids; there only the title identifies a page. Several anchors with the
@@ -45,7 +45,7 @@ def anchors_of(items: Texts, anchors: Texts) -> sp.csr_matrix:
 
 def anchors_among(items: Texts, anchors: Texts) -> NDArray[np.bool_]:
     """Mark the anchors that are one of the items, bool [M]."""
-    return np.bincount(anchors_of(items, anchors).indices, minlength=len(anchors)) > 0
+    return np.bincount(match_anchors(items, anchors).indices, minlength=len(anchors)) > 0
 
 
 def false_negative_anchors(items: Texts, partners: Texts, pairs: sp.csr_matrix, anchors: Texts) -> sp.csr_matrix:
@@ -62,7 +62,7 @@ def false_negative_anchors(items: Texts, partners: Texts, pairs: sp.csr_matrix, 
     Returns:
         CSR items x M.
     """
-    return sp.csr_matrix(anchors_of(items, anchors) + pairs @ anchors_of(partners, anchors))
+    return sp.csr_matrix(match_anchors(items, anchors) + pairs @ match_anchors(partners, anchors))
 
 
 def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], self_anchors: sp.csr_matrix) -> sp.csr_matrix:
@@ -71,7 +71,7 @@ def remove_edges(matrix: sp.csr_matrix, anchors: NDArray[np.bool_], self_anchors
     Args:
         matrix: CSR rows x M.
         anchors: bool [M], true for an anchor to remove.
-        self_anchors: CSR rows x M from `anchors_of`, the anchors that are the row itself.
+        self_anchors: CSR rows x M from `match_anchors`, the anchors that are the row itself.
     """
     return _select(matrix, ~anchors[matrix.indices] & ~contained_edges(matrix, self_anchors) & (matrix.data != 0))
 

@@ -12,9 +12,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import RERUN, edges_of, listed_files, read_arrays
+from ramen.artifacts import list_files
 from ramen.config import Sampling
 from ramen.errors import ArtifactError
+from ramen.files import RERUN, check_csr_arrays, read_arrays
 
 
 class Side(StrEnum):
@@ -67,7 +68,7 @@ class Graph:
         """All edges as binary CSR, float32."""
         return sp.csr_matrix((np.ones(self.num_edges, np.float32), self.indices, self.indptr), shape=self.shape)
 
-    def given(self) -> sp.csr_matrix:
+    def original_csr(self) -> sp.csr_matrix:
         """The original edges (without those that the walk added) as binary CSR, float32."""
         return self.select(self.original).csr()
 
@@ -94,7 +95,7 @@ class Graph:
     def read(cls, path: Path) -> Graph:
         """Read a graph that `write` wrote. Raises ArtifactError if the file is missing, damaged or not a graph."""
         arrays = read_arrays(path, ("indptr", "indices", "weight", "original", "shape"))
-        shape = edges_of(path, arrays, "weight")
+        shape = check_csr_arrays(path, arrays, "weight")
         if arrays["original"].dtype != bool or arrays["original"].shape != arrays["indices"].shape:
             raise ArtifactError(
                 f"{path}: original is {arrays['original'].dtype} of shape {arrays['original'].shape}, "
@@ -125,7 +126,7 @@ def degree(sides: Mapping[Side, Graph | sp.csr_matrix]) -> NDArray[np.int64]:
     return np.asarray(per_side.sum(0), np.int64)
 
 
-def drawing_weights(sides: Mapping[Side, Graph], sampling: Sampling) -> NDArray[np.float64] | None:
+def sampling_weights(sides: Mapping[Side, Graph], sampling: Sampling) -> NDArray[np.float64] | None:
     """Return the sampling weights of a set's anchors: float64 [M], None for uniform."""
     return None if sampling == "uniform" else inverse_sqrt_degree(sides)
 
@@ -153,7 +154,7 @@ def read_graphs(path: Path) -> dict[str, dict[Side, Graph]]:
         ArtifactError: a graph is missing or damaged, or the sides of a set have different numbers of anchors.
     """
     files = {f"{side}.npz" for side in Side}
-    parts = [name.split("/") for name in listed_files(path)]
+    parts = [name.split("/") for name in list_files(path)]
     names = sorted({name for name, *file in parts if len(file) == 1 and file[0] in files})
     graphs = {name: {side: Graph.read(path / name / f"{side}.npz") for side in Side} for name in names}
     for name, sides in graphs.items():

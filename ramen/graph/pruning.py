@@ -85,7 +85,7 @@ def isolated_share(whole: Graph, part: Graph) -> float:
     return float((np.diff(part.indptr)[linked] == 0).mean()) if linked.any() else 0.0
 
 
-def drawable_edges(
+def sample_row_edges(
     graph: Graph, most: NDArray[np.int64], weights: NDArray[np.float64] | None, key: int
 ) -> NDArray[np.bool_]:
     """Sample edges of each row with the weights that training steps sample anchors with.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from ramen.artifacts import Artifact, Draft
 from ramen.config import WalkConfig
+from ramen.console import report, warn
 from ramen.data.dataset import Dataset
-from ramen.errors import warn
 from ramen.graph.build import build_set
 from ramen.graph.metadata import Graph, Side, write_graphs
 from ramen.tracking import Tracker
@@ -34,7 +32,7 @@ def build_graph(*, dataset: Artifact, graph: Draft, walk: WalkConfig, track: Tra
         graphs[name] = built.graphs
         graph.counts[name] = built.counts
         metrics |= {f"{name}/{key}": float(value) for key, value in built.counts.items()}
-        print(f"build-graph {name} {_summary(built.counts)}", file=sys.stderr, flush=True)
+        report(f"build-graph {name} {_summary(built.counts)}")
         _warn_if_unusable(name, built.counts, walk)
     write_graphs(graph.path, graphs)
     return metrics

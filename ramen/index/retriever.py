@@ -17,19 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.artifacts import (
-    checked,
-    is_inside,
-    manifest_forms,
-    read_json,
-    read_texts,
-    sha256,
-    shown,
-    write_text,
-    write_texts,
-)
+from ramen.artifacts import is_safe_relative_path, manifest_types
 from ramen.config import EncoderConfig
 from ramen.errors import ArtifactError, RamenError
+from ramen.files import check_type, read_json, read_texts, sha256, shorten, write_text, write_texts
 from ramen.index.build import read_index, write_index
 
 FORMAT = 1
@@ -199,13 +190,13 @@ def read_facts(folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{path}: missing, so {folder} is not a retriever; run `ramen publish-index`")
     facts: dict[str, Any] = read_json(path, dict[str, Any], remedy=remedy)
     if facts.get("format") != FORMAT:
-        raise ArtifactError(f"{path}: expected format {FORMAT}, found {shown(facts.get('format'))}; {remedy}")
-    files = manifest_forms()["files"]
+        raise ArtifactError(f"{path}: expected format {FORMAT}, found {shorten(facts.get('format'))}; {remedy}")
+    files = manifest_types()["files"]
     for key, form in {"index": dict[str, Any], "files": files, "encoder": files}.items():
-        checked(facts.get(key), form, f"{path}: {key}", remedy)
+        check_type(facts.get(key), form, f"{path}: {key}", remedy)
     for name in (*facts["files"], *facts["encoder"]):
-        if not is_inside(name):
-            raise ArtifactError(f"{path}: {shown(name)} is not a path inside the retriever; {remedy}")
+        if not is_safe_relative_path(name):
+            raise ArtifactError(f"{path}: {shorten(name)} is not a path inside the retriever; {remedy}")
     if missing := {INDEX_FILE, LABELS_FILE} - set(facts["files"]):
         raise ArtifactError(f"{path}: files: does not list {sorted(missing)[0]}; {remedy}")
     return facts

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ramen.data.dataset import Dataset
 from ramen.encoder.model_card import bibtex
 from ramen.graph.metadata import Side, degree
-from ramen.objective.regulariser import Links, regulariser, total
+from ramen.objective.regulariser import Links, regulariser, weighted_sum
 from ramen.objective.triplet import Reduction, Triplet
 from ramen.sampling import RowSampler, keyed_rng
 
@@ -111,7 +111,7 @@ class GraphRegularizedLoss(nn.Module):
         ids, is_empty = text_ids(columns, self._empty)
         vectors = [nn.functional.normalize(self.model(features)["sentence_embedding"], dim=-1) for features in columns]
         terms = self.terms(vectors, ids, is_empty)
-        return total(terms, self.weights(terms))
+        return weighted_sum(terms, self.weights(terms))
 
     def terms(self, vectors: Sequence[Tensor], ids: Sequence[Tensor], is_empty: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the unweighted terms: "task", then "0.document" and "0.label" of the first graph, and so on.

@@ -27,7 +27,7 @@ TERMS = (ALIGN_DOCUMENTS, ALIGN_LABELS, MATCH_DOCUMENTS, MATCH_LABELS)
 
 
 @dataclass(frozen=True)
-class Oracle:
+class OracleVectors:
     """The oracle's vectors in the order of the dataset, unit norm.
 
     Attributes:
@@ -52,7 +52,7 @@ class Guidance:
         weights: term -> weight; terms with weight 0 are not computed.
     """
 
-    oracle: Oracle
+    oracle: OracleVectors
     triplet: Triplet
     distance: Distance
     weights: Mapping[str, float]

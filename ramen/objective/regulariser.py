@@ -70,7 +70,7 @@ def regulariser(
     return (loss + reverse_loss) / 2
 
 
-def total(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+def weighted_sum(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """Return the weighted sum of the terms, in the order of `terms`. Every term needs a weight."""
     iterator = iter(terms.items())
     name, first = next(iterator)

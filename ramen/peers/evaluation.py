@@ -7,7 +7,7 @@ import time
 from ramen.artifacts import Draft
 from ramen.evaluation.metrics import DEPTH, apply_filter
 from ramen.evaluation.predictions import PREDICTIONS, Ranking, write_predictions
-from ramen.evaluation.tables import counts, measure_ranking, write_tables
+from ramen.evaluation.tables import count_documents, measure_ranking, write_tables
 from ramen.peers import PEERS, Rank, Task
 
 
@@ -34,5 +34,5 @@ def evaluate_peer(name: str, task: Task, evaluation: Draft) -> tuple[dict[str, f
     measured = measure_ranking(task.problem, ranking, task.scoring)
     write_tables(evaluation.path, task.problem, measured, task.scoring, None)
     write_predictions(evaluation.path / PREDICTIONS, task.problem, ranking)
-    evaluation.counts.update(counts(task.problem, measured, task.scoring))
+    evaluation.counts.update(count_documents(task.problem, measured, task.scoring))
     return measured.metrics, seconds

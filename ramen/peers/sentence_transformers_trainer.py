@@ -7,7 +7,6 @@ limit.
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -24,6 +23,7 @@ from sentence_transformers.util import mine_hard_negatives
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, TrainerCallback
 
+from ramen.console import report
 from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import use_bf16
@@ -122,7 +122,7 @@ def fit(task: Task) -> Rank:
     trainer.train()
     steps = trainer.state.global_step
     epochs = steps * training.batch_size / len(rows)
-    print(f"sentence-transformers: {steps} steps in {task.seconds:.0f} s, {epochs:.1f} epochs", file=sys.stderr)
+    report(f"sentence-transformers: {steps} steps in {task.seconds:.0f} s, {epochs:.1f} epochs")
     model.eval()
 
     def rank() -> Any:

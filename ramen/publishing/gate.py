@@ -19,16 +19,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramen.config import IndexConfig
-from ramen.errors import GateRefused, RamenError, reason, warn
-from ramen.publishing.holdout_comparison import Ask, HoldoutComparison
-from ramen.publishing.registry import connect, load_version, parse_version, plain_errors, resolve_version
+from ramen.console import warn
+from ramen.errors import GateRefused, RamenError, first_line
+from ramen.publishing.holdout_comparison import CompareWithChampion, HoldoutComparison
+from ramen.publishing.registry import connect, load_version, parse_version, resolve_version, translate_store_errors
 
 SMOKE_TAG, GATE_TAG, ALIAS_TAG, REASON_TAG, AGAINST_TAG, COMPARED_TAG = (
     "smoke", "gate", "gate.alias", "gate.reason", "gate.against", "gate.compared",
 )  # fmt: skip
 UPDATED_TAG = "updated_from"
 """Number of the version whose labels were updated."""
-ORIGIN = "origin."
+ORIGIN_PREFIX = "origin."
 """Prefix of an updated version's tags with the evaluation of the version that the first update started from."""
 PASSED, REFUSED, FAILED, WITHDRAWN = "passed", "refused", "failed", "withdrawn"
 NO_VERSION = "none"
@@ -117,20 +118,22 @@ def gate(
     return decision
 
 
-def try_promote(name: str, version: int, settings: IndexConfig, ask: Ask | None = None) -> GateDecision:
+def try_promote(
+    name: str, version: int, settings: IndexConfig, compare_with_champion: CompareWithChampion | None = None
+) -> GateDecision:
     """Promote a version that passed its smoke test, if it passes the gate; tag it with the decision.
 
     Args:
         name, version: the candidate.
         settings: alias and gate.
-        ask: compares the candidate with a champion that was evaluated on another dataset. None = their metrics are
-            not compared, and a candidate that is an index update is refused.
+        compare_with_champion: compares the candidate with a champion that was evaluated on another dataset. None =
+            their metrics are not compared, and a candidate that is an index update is refused.
 
     Returns:
         The last decision; a refusal if a better version was published concurrently.
     """
     client = connect()
-    compare = functools.cache(lambda champion: _compare_on_holdout(name, champion, ask))
+    compare = functools.cache(lambda champion: _compare_on_holdout(name, champion, compare_with_champion))
     for _ in range(MAX_ATTEMPTS):
         decision = _decide(client, name, version, settings, compare)
         if decision.reasons or decision.champion == version:  # refused, or another publisher promoted it
@@ -160,13 +163,13 @@ def _decide(
     number = _aliased_version(client, name, settings.alias)
     if number == version:
         return GateDecision(number)
-    candidate, note, refusal = evaluated(_version_tags(client, name, version)), "", ""
-    champion = None if number is None else evaluated(_version_tags(client, name, number))
+    candidate, note, refusal = evaluation_tags(_version_tags(client, name, version)), "", ""
+    champion = None if number is None else evaluation_tags(_version_tags(client, name, number))
     if number is not None and champion is not None and champion.get("dataset") != candidate.get("dataset"):
         comparison, note, refusal = compare(number)
         if comparison:
             candidate |= _as_tags(comparison.candidate)
-            champion = {"dataset": candidate["dataset"], **_as_tags(comparison.holder)}
+            champion = {"dataset": candidate["dataset"], **_as_tags(comparison.champion)}
         elif not refusal and UPDATED_TAG in candidate:
             refusal = (
                 f"version {number}, the current champion, is not the version that this update started from; "
@@ -179,20 +182,22 @@ def _decide(
     return decision
 
 
-def _compare_on_holdout(name: str, champion: int, ask: Ask | None) -> tuple[HoldoutComparison | None, str, str]:
+def _compare_on_holdout(
+    name: str, champion: int, compare_with_champion: CompareWithChampion | None
+) -> tuple[HoldoutComparison | None, str, str]:
     """Compare the candidate with the champion on the candidate's test documents.
 
     Returns:
         The comparison, a note for the decision, and the reason for refusing the candidate. The comparison is None
-        without `ask`, and if it fails; only a failure is a reason.
+        without `compare_with_champion`, and if it fails; only a failure is a reason.
     """
-    if ask is None:
+    if compare_with_champion is None:
         return None, "", ""
     try:
-        comparison = ask(load_version(name, str(champion)))
+        comparison = compare_with_champion(load_version(name, str(champion)))
     except RamenError as error:
         force = "`ramen promote VERSION --force` moves the alias without a comparison"
-        return None, "", f"version {champion}, the current champion, cannot be compared ({reason(error)}); {force}"
+        return None, "", f"version {champion}, the current champion, cannot be compared ({first_line(error)}); {force}"
     note = f"compared with version {champion}, evaluated on another dataset, on {comparison.documents:,} test documents"
     return comparison, note, ""
 
@@ -235,7 +240,7 @@ def promote(name: str, alias: str, version: str, settings: IndexConfig | None = 
     """
     client = connect(must_exist=True)
     number = resolve_version(name, version)
-    with plain_errors(f"moving alias {alias!r} of {name!r}"):
+    with translate_store_errors(f"moving alias {alias!r} of {name!r}"):
         tags = _version_tags(client, name, number)
         if tags.get(SMOKE_TAG) != PASSED:
             raise RamenError(f"{name} version {number}: did not pass its smoke test; publish it again")
@@ -243,8 +248,8 @@ def promote(name: str, alias: str, version: str, settings: IndexConfig | None = 
         if before == number:
             return number, before
         if settings is not None:
-            champion = None if before is None else evaluated(_version_tags(client, name, before))
-            decision = gate(evaluated(tags), champion, settings, before)
+            champion = None if before is None else evaluation_tags(_version_tags(client, name, before))
+            decision = gate(evaluation_tags(tags), champion, settings, before)
             _set_tags(client, name, number, decision.tags(alias))
             if decision.reasons:
                 raise GateRefused(f"{name} version {number}: {decision.refused}")
@@ -267,7 +272,7 @@ def rollback(name: str, alias: str) -> tuple[int, int]:
     """
     client = connect(must_exist=True)
     champion = resolve_version(name, alias)
-    with plain_errors(f"rolling back alias {alias!r} of {name!r}"):
+    with translate_store_errors(f"rolling back alias {alias!r} of {name!r}"):
         before = _version_tags(client, name, champion).get(_previous_tag(alias), NO_VERSION)
         if before == NO_VERSION:
             raise RamenError(
@@ -313,7 +318,7 @@ def _aliased_version(client: Any, name: str, alias: str) -> int | None:
     return None if number is None else parse_version(number)
 
 
-def evaluated(tags: Mapping[str, str]) -> dict[str, str]:
+def evaluation_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Return a version's tags with the evaluation that the gate compares.
 
     An updated version has labels that were never evaluated, so the evaluation of its origin counts: the encoder is
@@ -321,7 +326,9 @@ def evaluated(tags: Mapping[str, str]) -> dict[str, str]:
     """
     if UPDATED_TAG not in tags:
         return dict(tags)
-    return dict(tags) | {key.removeprefix(ORIGIN): value for key, value in tags.items() if key.startswith(ORIGIN)}
+    return dict(tags) | {
+        key.removeprefix(ORIGIN_PREFIX): value for key, value in tags.items() if key.startswith(ORIGIN_PREFIX)
+    }
 
 
 def _version_tags(client: Any, name: str, version: int) -> dict[str, str]:

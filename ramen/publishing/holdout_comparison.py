@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ramen.data.dataset import Dataset
 from ramen.evaluation.metrics import DEPTH, apply_filter, inverse_propensity
 from ramen.evaluation.per_document import read_propensity
-from ramen.evaluation.predictions import PREDICTIONS, read_labels
+from ramen.evaluation.predictions import PREDICTIONS, read_ranked_labels
 from ramen.evaluation.quantiles import overall_and_thirds
 from ramen.index.build import stored_vectors
 from ramen.index.retriever import Retriever
@@ -37,17 +37,17 @@ class HoldoutComparison:
     """Metrics of both versions on the same test documents.
 
     Attributes:
-        candidate, holder: metrics of the candidate and of the current champion, in percent, under the keys of
+        candidate, champion: metrics of the candidate and of the current champion, in percent, under the keys of
             metrics.json: overall and head, torso, tail.
         documents: number of test documents.
     """
 
     candidate: dict[str, float]
-    holder: dict[str, float]
+    champion: dict[str, float]
     documents: int
 
 
-Ask = Callable[[Retriever], HoldoutComparison]
+CompareWithChampion = Callable[[Retriever], HoldoutComparison]
 """Compares the candidate with the given champion."""
 
 
@@ -63,7 +63,7 @@ def compare_on_holdout(champion: Retriever, *, dataset: Path, evaluation: Path) 
     rows = np.array(sample_evenly(range(len(problem.test)), MAX_DOCUMENTS), np.int64)
     y, frequency = problem.y_test[rows], np.asarray(problem.y_train.sum(axis=0)).ravel().astype(np.int64)
     inv_p = inverse_propensity(problem.y_train, *read_propensity(evaluation))
-    candidate_nk = read_labels(evaluation / PREDICTIONS, problem)[rows]
+    candidate_nk = read_ranked_labels(evaluation / PREDICTIONS, problem)[rows]
     champion_nk = _predict(champion, problem, rows)
     return HoldoutComparison(
         overall_and_thirds(candidate_nk, y, inv_p, frequency),
@@ -89,7 +89,7 @@ def _predict(champion: Retriever, problem: Dataset, rows: NDArray[np.int64]) -> 
     known = np.array([row_of.get(uid, num_labels) for uid in champion.uids] + [num_labels], np.int64)
     if problem.candidates is not None:
         known[~np.isin(known, problem.candidates)] = num_labels
-    vectors = champion.encoder.encode(problem.test.at(rows.tolist()).texts)
+    vectors = champion.encoder.encode(problem.test.select(rows.tolist()).texts)
     # exclude unknown labels before the cut to RETRIEVED, or they would push known labels over it
     candidates = np.flatnonzero(known[:-1] < num_labels)
     found, scores = search(vectors, stored_vectors(champion.index), RETRIEVED, candidates=candidates)

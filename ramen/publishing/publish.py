@@ -23,17 +23,17 @@ from typing import Any
 
 import ramen
 from ramen.config import IndexConfig
-from ramen.errors import RamenError, reason
+from ramen.errors import RamenError, first_line
 from ramen.index.retriever import DEFAULT_K, FACTS_FILE, INDEX_FILE, LABELS_FILE, read_facts
 from ramen.publishing.gate import FAILED, PASSED, SMOKE_TAG, is_withdrawn, try_promote
-from ramen.publishing.holdout_comparison import Ask
-from ramen.publishing.registry import connect, isolate_mlflow, parse_version, plain_errors, versions
+from ramen.publishing.holdout_comparison import CompareWithChampion
+from ramen.publishing.registry import connect, isolate_mlflow, list_versions, parse_version, translate_store_errors
 
 PACKAGE = Path(ramen.__file__).parent
 REQUIREMENTS = ("mlflow", "numpy", "pyarrow", "pydantic", "pyyaml", "safetensors", "scipy", "torch", "transformers")
 FAISS_WHEELS = ("faiss-cpu", "faiss-gpu-cu12", "faiss-gpu")
 CONTENTS_TAG = "contents"
-"""Version tag with the digest of `contents`; a publisher reuses a version with the same digest."""
+"""Version tag with the digest of `contents_digest`; a publisher reuses a version with the same digest."""
 UNCHANGED = "unchanged since it was registered"
 READY_SECONDS = 300
 """Time for MLflow to make a new version READY."""
@@ -67,7 +67,7 @@ def publish(
     settings: IndexConfig,
     tags: Mapping[str, str],
     sample: Sequence[str],
-    ask: Ask | None = None,
+    compare_with_champion: CompareWithChampion | None = None,
 ) -> Published:
     """Register a retriever, run its smoke test, and try to promote it.
 
@@ -78,13 +78,13 @@ def publish(
         settings: names and gate.
         tags: of the version; the gate reads `dataset`, `ann_recall`, `query_ms` and the metrics that it compares.
         sample: at least one text, for the smoke test.
-        ask: as in `try_promote`.
+        compare_with_champion: as in `try_promote`.
 
     Raises:
         RamenError: MLflow failed, or the version failed its smoke test.
     """
     client = connect()
-    with plain_errors(f"registering {settings.model!r}"), isolate_mlflow():
+    with translate_store_errors(f"registering {settings.model!r}"), isolate_mlflow():
         tags = _git_tags(client, run_id) | dict(tags)
         with tempfile.TemporaryDirectory() as folder:
             encoder = _link_files(encoder_dir, Path(folder) / "encoder", read_facts(retriever_dir)["encoder"])
@@ -96,13 +96,13 @@ def publish(
             client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, FAILED)
             unmoved = f"; alias {settings.alias!r} has not moved" if settings.alias else ""
             raise RamenError(
-                f"{settings.model} version {version}: failed its smoke test ({reason(error)}){unmoved}"
+                f"{settings.model} version {version}: failed its smoke test ({first_line(error)}){unmoved}"
             ) from error
         client.set_model_version_tag(settings.model, str(version), SMOKE_TAG, PASSED)
-        return _try_promote(version, settings, ask)
+        return _try_promote(version, settings, compare_with_champion)
 
 
-def contents(made_of: Mapping[str, Any]) -> str:
+def contents_digest(made_of: Mapping[str, Any]) -> str:
     """Return the digest of a version's contents: sha256, 16 hex digits.
 
     Args:
@@ -115,16 +115,20 @@ def contents(made_of: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def publish_again(
-    digest: str, *, settings: IndexConfig, sample: Sequence[str], ask: Ask | None = None
+def try_promote_existing(
+    digest: str,
+    *,
+    settings: IndexConfig,
+    sample: Sequence[str],
+    compare_with_champion: CompareWithChampion | None = None,
 ) -> Published | None:
     """Try to promote the newest registered version with the same contents, instead of registering a copy of it.
 
     A pipeline that runs every day would otherwise fill the registry with copies, and `rollback` would find one.
 
     Args:
-        digest: from `contents`.
-        settings, sample, ask: as in `publish`.
+        digest: from `contents_digest`.
+        settings, sample, compare_with_champion: as in `publish`.
 
     Returns:
         None if there is no such version that passes the smoke test. A version that a user moved the alias away from
@@ -133,10 +137,10 @@ def publish_again(
     Raises:
         RamenError: MLflow failed.
     """
-    with plain_errors(f"looking for {settings.model!r}"):
+    with translate_store_errors(f"looking for {settings.model!r}"):
         if not connect().search_registered_models(f"name = '{settings.model}'"):
             return None
-    for version in versions(settings.model):
+    for version in list_versions(settings.model):
         if version.tags.get(CONTENTS_TAG) != digest or version.tags.get(SMOKE_TAG) != PASSED:
             continue
         try:
@@ -151,15 +155,15 @@ def publish_again(
                 f"from; promote it with `ramen promote {version.number}`"
             )
             return Published(settings.model, version.number, None, refusal)
-        with plain_errors(f"promoting {settings.model!r} version {version.number}"):
-            return _try_promote(version.number, settings, ask)
+        with translate_store_errors(f"promoting {settings.model!r} version {version.number}"):
+            return _try_promote(version.number, settings, compare_with_champion)
     return None
 
 
-def _try_promote(version: int, settings: IndexConfig, ask: Ask | None) -> Published:
+def _try_promote(version: int, settings: IndexConfig, compare_with_champion: CompareWithChampion | None) -> Published:
     if not settings.alias:
         return Published(settings.model, version, None)
-    decision = try_promote(settings.model, version, settings, ask)
+    decision = try_promote(settings.model, version, settings, compare_with_champion)
     alias = None if decision.reasons else settings.alias
     return Published(settings.model, version, alias, decision.refused, decision.note)
 

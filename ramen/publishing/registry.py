@@ -14,26 +14,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from ramen.artifacts import reading
-from ramen.errors import RamenError, shown
+from ramen.errors import RamenError, short_repr
+from ramen.files import wrap_read_errors
 from ramen.index.retriever import Retriever
-from ramen.tracking import environment_defaults, plain_errors, registry_uri, require_store, tracking_uri
+from ramen.tracking import environment_defaults, registry_uri, require_store, tracking_uri, translate_store_errors
 from ramen.tracking.retries import OFFLINE_RETRIES
 from ramen.tracking.uris import uri_variable
 
 __all__ = [
+    "RegisteredVersion",
     "UnknownVersion",
-    "Version",
     "connect",
     "is_metric",
     "isolate_mlflow",
+    "list_versions",
     "load_version",
-    "plain_errors",
+    "parse_version_number",
     "resolve_version",
     "tracking_uri",
+    "translate_store_errors",
     "version_folders",
-    "version_number",
-    "versions",
 ]
 
 VALID_CREATION = range(1, 32_503_680_000_000)
@@ -45,7 +45,7 @@ class UnknownVersion(RamenError):
 
 
 @dataclass(frozen=True)
-class Version:
+class RegisteredVersion:
     """A registered version.
 
     Attributes:
@@ -81,16 +81,16 @@ def is_metric(tag: str) -> bool:
     return bool(re.search(r"(^|/|_)(p|n|psp|psn|r)_at_\d", tag))
 
 
-def version_number(version: str) -> int | None:
+def parse_version_number(version: str) -> int | None:
     """Return the number that a user's `N|ALIAS` gives, None for an alias."""
     return int(version) if re.fullmatch("[0-9]{1,9}", version) else None
 
 
 def parse_version(version: object) -> int:
     """Return a version's number from the registry's response. Raises RamenError if it is not a number."""
-    number = version_number(str(version))
+    number = parse_version_number(str(version))
     if number is None:
-        raise _invalid_response(f"the response has the version {shown(version)}, expected a number")
+        raise _invalid_response(f"the response has the version {short_repr(version)}, expected a number")
     return number
 
 
@@ -112,7 +112,7 @@ def connect(must_exist: bool = False) -> Any:
 
     if must_exist:
         require_store(registry=True)
-    with plain_errors(retries=OFFLINE_RETRIES):
+    with translate_store_errors(retries=OFFLINE_RETRIES):
         return MlflowClient(tracking_uri())
 
 
@@ -129,8 +129,8 @@ def resolve_version(name: str, version: str) -> int:
     """
     from mlflow.exceptions import MlflowException
 
-    client, number = connect(must_exist=True), version_number(version)
-    with plain_errors(f"looking up {name!r}", OFFLINE_RETRIES):  # a user waits for the answer
+    client, number = connect(must_exist=True), parse_version_number(version)
+    with translate_store_errors(f"looking up {name!r}", OFFLINE_RETRIES):  # a user waits for the answer
         model = _registered_model(client, name)
         if number is None:
             if version not in model.aliases:
@@ -157,7 +157,7 @@ def _registered_model(client: Any, name: str) -> Any:
             raise
     else:
         if model.name != name:
-            raise _invalid_response(f"the response has the model {shown(model.name)}, expected {name!r}")
+            raise _invalid_response(f"the response has the model {short_repr(model.name)}, expected {name!r}")
         return model
     names = ", ".join(sorted(model.name for model in client.search_registered_models(max_results=20)))
     raise RamenError(
@@ -166,10 +166,10 @@ def _registered_model(client: Any, name: str) -> Any:
     )
 
 
-def versions(name: str) -> list[Version]:
+def list_versions(name: str) -> list[RegisteredVersion]:
     """Return all versions of a registered model, newest first. Raises RamenError if there is no such model."""
     client = connect(must_exist=True)
-    with plain_errors(f"listing {name!r}", OFFLINE_RETRIES):
+    with translate_store_errors(f"listing {name!r}", OFFLINE_RETRIES):
         aliases = _registered_model(client, name).aliases
         rows = client.search_model_versions(f"name = '{name}'", max_results=10_000)
     aliases_of: dict[int, list[str]] = {}
@@ -179,7 +179,7 @@ def versions(name: str) -> list[Version]:
     for row in rows:
         number = parse_version(row.version)
         created = row.creation_timestamp if row.creation_timestamp in VALID_CREATION else 0
-        result.append(Version(number, aliases_of.get(number, []), created, row.run_id, dict(row.tags)))
+        result.append(RegisteredVersion(number, aliases_of.get(number, []), created, row.run_id, dict(row.tags)))
     return sorted(result, key=lambda version: -version.number)
 
 
@@ -194,7 +194,10 @@ def load_version(name: str, version: str = "champion") -> Retriever:
         RamenError: as in `resolve_version`; ArtifactError for damaged files.
     """
     number = resolve_version(name, version)
-    with version_folders(name, number) as (encoder_dir, index_dir), plain_errors(f"loading {name} version {number}"):
+    with (
+        version_folders(name, number) as (encoder_dir, index_dir),
+        translate_store_errors(f"loading {name} version {number}"),
+    ):
         return Retriever.load(encoder_dir, index_dir)
 
 
@@ -208,7 +211,7 @@ def version_folders(name: str, number: int) -> Iterator[tuple[Path, Path]]:
     import mlflow
 
     with tempfile.TemporaryDirectory(prefix="ramen-") as scratch:
-        with plain_errors(f"fetching {name} version {number}"), isolate_mlflow():
+        with translate_store_errors(f"fetching {name} version {number}"), isolate_mlflow():
             source = connect().get_model_version_download_uri(name, str(number))
             local = urlparse(source).scheme in ("", "file")
             folder = Path(
@@ -216,7 +219,7 @@ def version_folders(name: str, number: int) -> Iterator[tuple[Path, Path]]:
                     f"models:/{name}/{number}", dst_path=None if local else scratch, tracking_uri=tracking_uri()
                 )
             )
-            with reading(folder / "MLmodel", "run `ramen publish-index` again"):
+            with wrap_read_errors(folder / "MLmodel", "run `ramen publish-index` again"):
                 flavors = mlflow.models.Model.load(str(folder)).flavors
         paths = {part: _model_path(folder, flavors, part, f"{name} version {number}") for part in ("encoder", "index")}
         yield paths["encoder"], paths["index"].parent

@@ -9,16 +9,17 @@ from functools import partial
 from typing import Any
 
 from ramen import config
-from ramen.artifacts import Artifact, Draft, read_json, write_text
+from ramen.artifacts import Artifact, Draft
 from ramen.data.dataset import Texts
-from ramen.errors import ConfigError, RamenError, nearest
+from ramen.errors import ConfigError, RamenError, suggest_name
+from ramen.files import read_json, write_text
 from ramen.index.build import ann_recall, build_index, tune_nprobe
 from ramen.index.retriever import INDEX_FILE, LABELS_FILE, Retriever, write_retriever
 from ramen.index.statistics import RECALL_DEPTH, index_facts, measure_latency, sample_evenly, total_bytes, version_tags
-from ramen.publishing.holdout_comparison import Ask, compare_on_holdout
-from ramen.publishing.publish import CONTENTS_TAG, contents, publish, publish_again
+from ramen.publishing.holdout_comparison import CompareWithChampion, compare_on_holdout
+from ramen.publishing.publish import CONTENTS_TAG, contents_digest, publish, try_promote_existing
 from ramen.retrieval import search
-from ramen.tracking import UNTRACKED, Tracker
+from ramen.tracking import REGISTRATION_NEEDS_TRACKING, Tracker
 
 RECALL_SAMPLE = 10_000
 """Queries on which the recall of the index is measured."""
@@ -46,16 +47,16 @@ def publish_index(
         RamenError: registration is requested but tracking is off, or it failed; the alias has not moved.
     """
     if index.model and track.run_id is None:
-        raise RamenError(UNTRACKED)
+        raise RamenError(REGISTRATION_NEEDS_TRACKING)
     evaluation_tags = _evaluation_tags(evaluation, index) if index.model else {}
-    from ramen.encoder.label_vectors import LABEL_FILES, encode_labels, fused_labels
+    from ramen.encoder.label_vectors import LABEL_FILES, encode_labels, fuse_label_vectors
     from ramen.encoder.loading import load_trained
 
     labels = Texts.read(dataset.path / "texts" / "labels.parquet")
     test_texts = Texts.read(dataset.path / "texts" / "test.parquet").texts
     queries = sample_evenly(test_texts or labels.texts, RECALL_SAMPLE)
     trained = load_trained(model.path, encoder)
-    labels_LD = fused_labels(model.path, encode_labels(trained, model.path, labels.texts))
+    labels_LD = fuse_label_vectors(model.path, encode_labels(trained, model.path, labels.texts))
     built = build_index(labels_LD, index)
     recall_k = min(RECALL_DEPTH, len(labels))
     queries_nD = trained.encode(queries)
@@ -85,7 +86,7 @@ def publish_index(
         size = total_bytes(model.path, encoder_files) + total_bytes(retriever.path, (INDEX_FILE, LABELS_FILE))
         tags = version_tags(facts, recall=recall, latency=latency, size=size)
         inputs = evaluation_tags | {"dataset": dataset.digest, "model": model.digest}
-        tags |= inputs | {CONTENTS_TAG: contents(inputs | {"index": facts})}
+        tags |= inputs | {CONTENTS_TAG: contents_digest(inputs | {"index": facts})}
         compare = partial(compare_on_holdout, dataset=dataset.path, evaluation=evaluation.path)
         receipt["registered"], registered = _register(retriever, model, index, track, tags, queries, compare)
         metrics |= registered
@@ -101,13 +102,21 @@ def _register(
     track: Tracker,
     tags: dict[str, str],
     queries: Sequence[str],
-    compare: Ask,
+    compare: CompareWithChampion,
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Register the retriever, or reuse an unchanged version; return the receipt's entry and the metrics."""
     assert track.run_id is not None
     sample = sample_evenly(queries, SMOKE_SAMPLE)
-    published = publish_again(tags[CONTENTS_TAG], settings=index, sample=sample, ask=compare) or publish(
-        retriever.path, model.path, run_id=track.run_id, settings=index, tags=tags, sample=sample, ask=compare
+    published = try_promote_existing(
+        tags[CONTENTS_TAG], settings=index, sample=sample, compare_with_champion=compare
+    ) or publish(
+        retriever.path,
+        model.path,
+        run_id=track.run_id,
+        settings=index,
+        tags=tags,
+        sample=sample,
+        compare_with_champion=compare,
     )
     version = f"{published.name}/{published.version}"
     track.tags({"ramen.model_version": version, "ramen.gate": published.refused or "passed"})
@@ -130,7 +139,7 @@ def _evaluation_tags(evaluation: Artifact, index: config.IndexConfig) -> dict[st
     metrics = read_json(evaluation.path / "metrics.json", dict[str, float | None])
     for metric in index.gate:
         if metric not in metrics:
-            raise ConfigError(f"index.gate: {metric}: not in {evaluation.path}; {nearest(metric, metrics)}")
+            raise ConfigError(f"index.gate: {metric}: not in {evaluation.path}; {suggest_name(metric, metrics)}")
     tagged = {key for key in metrics if "/" not in key or key.split("/")[0] in TAGGED_SLICES} | set(index.gate)
     return {key: str(metrics[key]) for key in sorted(tagged & set(metrics)) if _is_finite_number(metrics[key])}
 

@@ -17,16 +17,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.artifacts import read_texts
 from ramen.config import IndexConfig
 from ramen.data.text_files import read_text_rows, text_lines
 from ramen.errors import DataError, Defect, RamenError
+from ramen.files import read_texts
 from ramen.index.build import ann_recall, stored_vectors, update_index
 from ramen.index.retriever import FACTS_FILE, INDEX_FILE, LABELS_FILE, Retriever, read_facts, write_retriever
 from ramen.index.statistics import RECALL_DEPTH, measure_latency, sample_evenly, total_bytes, version_tags
-from ramen.publishing.gate import ORIGIN, UPDATED_TAG, evaluated
+from ramen.publishing.gate import ORIGIN_PREFIX, UPDATED_TAG, evaluation_tags
 from ramen.publishing.publish import Published, publish
-from ramen.publishing.registry import connect, is_metric, load_version, plain_errors, resolve_version, version_folders
+from ramen.publishing.registry import (
+    connect,
+    is_metric,
+    load_version,
+    resolve_version,
+    translate_store_errors,
+    version_folders,
+)
 from ramen.retrieval import search
 from ramen.tracking import open_tracker, tracking_is_off
 
@@ -109,7 +116,7 @@ def build_update(
         RamenError: there is no such version, it lacks a uid to remove, nothing would change, or no label would be left.
     """
     number = resolve_version(name, version)
-    with plain_errors(f"reading {name} version {number}"):
+    with translate_store_errors(f"reading {name} version {number}"):
         old_tags = connect().get_model_version(name, str(number)).tags
     old = load_version(name, str(number))
     with version_folders(name, number) as (encoder_dir, index_dir), tempfile.TemporaryDirectory() as scratch:
@@ -133,8 +140,8 @@ def build_update(
         size = total_bytes(encoder_dir, old_facts["encoder"]) + total_bytes(folder, (INDEX_FILE, LABELS_FILE))
         tags = version_tags(facts, recall=recall, latency=measure_latency(updated, labels_LD, sample), size=size)
         # metrics of the old labels do not describe the new version; the gate reads them under the prefix ORIGIN
-        origin = evaluated(old_tags)
-        tags |= {f"{ORIGIN}{key}": value for key, value in origin.items() if key == "dataset" or is_metric(key)}
+        origin = evaluation_tags(old_tags)
+        tags |= {f"{ORIGIN_PREFIX}{key}": value for key, value in origin.items() if key == "dataset" or is_metric(key)}
         tags |= {"dataset": f"{old_tags.get('dataset', '')}+{changes.digest()}", "model": old_tags.get("model", "")}
         tags |= {UPDATED_TAG: str(number), "labels.added": str(len(changes.added)),
                  "labels.removed": str(len(changes.removed))}  # fmt: skip

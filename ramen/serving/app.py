@@ -24,10 +24,11 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
 
-from ramen.errors import RamenError, warn
+from ramen.console import warn
+from ramen.errors import RamenError
 from ramen.index.request_batching import RequestBatcher
 from ramen.index.retriever import DEFAULT_K, MAX_LABELS
-from ramen.publishing.registry import UnknownVersion, load_version, resolve_version, version_number, versions
+from ramen.publishing.registry import UnknownVersion, list_versions, load_version, parse_version_number, resolve_version
 from ramen.serving.explain import TrainingGraph
 from ramen.serving.limits import BodyLimit, JsonRoute, refuse_invalid
 
@@ -129,7 +130,7 @@ class VersionCache:
 
     def _resolve(self, version: str) -> int:
         """Return the number of a version; a known alias is answered from memory and refreshed in the background."""
-        number = version_number(version)
+        number = parse_version_number(version)
         with self._lock:
             if number in self._loaded:
                 return self._loaded[number].number
@@ -166,7 +167,7 @@ class VersionCache:
             loaded = self._loaded.get(number)
         if loaded is not None:
             return loaded
-        tags = next((version.tags for version in versions(self.model) if version.number == number), {})
+        tags = next((version.tags for version in list_versions(self.model) if version.number == number), {})
         batcher = RequestBatcher(load_version(self.model, str(number)))
         loaded = LoadedVersion(number, batcher, tags.get("dataset", ""), time.monotonic())
         with self._lock:
@@ -207,13 +208,13 @@ def make_app(model: str, version: str = "champion", *, ui: bool = False, graph: 
         return {"status": "ok"}
 
     @app.get("/api/versions", summary="List versions", responses={503: {"model": ErrorResponse}})
-    def list_versions() -> list[dict[str, Any]]:
+    def get_versions() -> list[dict[str, Any]]:
         """Return the registered versions, newest first, with aliases and metrics.
 
         `answers` is true if the version passed its smoke query.
         """
         try:
-            registered = versions(model)
+            registered = list_versions(model)
         except RamenError as error:
             raise _unavailable(error) from None
         return [

@@ -12,9 +12,9 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from ramen.artifacts import replacing
 from ramen.data.text_files import TABLES, read_text_rows, text_lines
 from ramen.errors import DataError, Defect, RamenError
+from ramen.files import atomic_write
 from ramen.index.retriever import DEFAULT_K, Hit
 
 BLOCK = 4096
@@ -73,7 +73,7 @@ def answer_file(path: Path, out: Path, *, k: int = DEFAULT_K, model: str = "rame
         raise DataError(Defect(str(path), "expected queries, found none"))
     retriever, progress = load_version(model, version), Progress("query", len(queries), "queries")
     remaining = iter(queries)
-    with replacing(out) as temporary, FORMATS[out.suffix.lower()](temporary) as write:
+    with atomic_write(out) as temporary, FORMATS[out.suffix.lower()](temporary) as write:
         while block := list(islice(remaining, BLOCK)):
             exclude = [() if query.uid is None else retriever.own_labels(query.uid, query.text) for query in block]
             answers = retriever.query([query.text for query in block], k, exclude)

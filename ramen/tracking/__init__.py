@@ -4,29 +4,29 @@ A stage reports through the `Tracker` protocol; `open_tracker` returns MLflow's 
 nothing when `RAMEN_TRACKING=off`. mlflow is imported only when a tracker is opened.
 """
 
-from ramen.tracking.errors import is_store_error, plain_errors, store_error
-from ramen.tracking.evaluations import Evaluated, fetch_evaluations
+from ramen.tracking.errors import is_store_error, store_error, translate_store_errors
+from ramen.tracking.evaluations import RunEvaluation, fetch_evaluations
 from ramen.tracking.protocol import NullTracker, Tracker
 from ramen.tracking.retries import environment_defaults
 from ramen.tracking.runs import (
-    UNTRACKED,
+    REGISTRATION_NEEDS_TRACKING,
     PipelineRun,
     flat_params,
     list_pipeline_runs,
     open_tracker,
-    push_kept,
-    run_files,
+    push_pending_writes,
+    read_run_files,
     start_pipeline_run,
 )
-from ramen.tracking.store import SWITCH_ENV, require_store, tracking_is_off, use_project_store
+from ramen.tracking.store import TRACKING_ENV, require_store, tracking_is_off, use_project_store
 from ramen.tracking.uris import registry_uri, tracking_uri
 
 __all__ = [
-    "SWITCH_ENV",
-    "UNTRACKED",
-    "Evaluated",
+    "REGISTRATION_NEEDS_TRACKING",
+    "TRACKING_ENV",
     "NullTracker",
     "PipelineRun",
+    "RunEvaluation",
     "Tracker",
     "environment_defaults",
     "fetch_evaluations",
@@ -34,14 +34,14 @@ __all__ = [
     "is_store_error",
     "list_pipeline_runs",
     "open_tracker",
-    "plain_errors",
-    "push_kept",
+    "push_pending_writes",
+    "read_run_files",
     "registry_uri",
     "require_store",
-    "run_files",
     "start_pipeline_run",
     "store_error",
     "tracking_is_off",
     "tracking_uri",
+    "translate_store_errors",
     "use_project_store",
 ]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ramen.errors import RamenError, reason
+from ramen.errors import RamenError, first_line
 from ramen.tracking.retries import ONLINE_RETRIES, configure_mlflow, environment_defaults
 from ramen.tracking.uris import registry_uri, tracking_uri, uri_variable
 
@@ -71,12 +71,12 @@ def explain(error: BaseException) -> str:
     for pattern, text in SHORT_MESSAGES:
         if match := re.search(pattern, str(error)):
             return match.expand(text)
-    cause = re.split(r"\.? See https?://", reason(error), maxsplit=1)[0].rstrip(".;: ")
+    cause = re.split(r"\.? See https?://", first_line(error), maxsplit=1)[0].rstrip(".;: ")
     return cause if len(cause) <= MAX_CHARACTERS else f"{cause[:MAX_CHARACTERS]}..."
 
 
 @contextmanager
-def plain_errors(doing: str = "", retries: Mapping[str, str] = ONLINE_RETRIES) -> Iterator[None]:
+def translate_store_errors(doing: str = "", retries: Mapping[str, str] = ONLINE_RETRIES) -> Iterator[None]:
     """Raise errors of MLflow, its stores and the network as one-line `RamenError`s.
 
     Args:

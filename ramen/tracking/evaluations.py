@@ -12,7 +12,7 @@ from ramen.tracking.store import Store
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class RunEvaluation:
     """The evaluation of one pipeline run.
 
     Attributes:
@@ -24,7 +24,7 @@ class Evaluated:
     file: Path | None
 
 
-def fetch_evaluations(run_ids: Iterable[str], name: str, folder: Path) -> dict[str, Evaluated]:
+def fetch_evaluations(run_ids: Iterable[str], name: str, folder: Path) -> dict[str, RunEvaluation]:
     """Read the last `evaluate` stage of some pipeline runs: its dataset, and one of its files.
 
     Args:
@@ -49,7 +49,7 @@ def fetch_evaluations(run_ids: Iterable[str], name: str, folder: Path) -> dict[s
             target = folder / run_id
             target.mkdir()
             file = _download(store.client, stages[0].info.run_id, name, target)
-            evaluations[run_id] = Evaluated(_dataset_digest(stages[0]), file)
+            evaluations[run_id] = RunEvaluation(_dataset_digest(stages[0]), file)
     return evaluations
 
 

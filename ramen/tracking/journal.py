@@ -19,7 +19,6 @@ import fcntl
 import json
 import os
 import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -27,8 +26,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ramen.artifacts import checked, is_inside, read_json, reading, write_json
-from ramen.errors import ArtifactError, reason, warn
+from ramen.artifacts import is_safe_relative_path
+from ramen.console import report, warn
+from ramen.errors import ArtifactError, first_line
+from ramen.files import check_type, read_json, wrap_read_errors, write_json
 from ramen.redaction import redact_values
 from ramen.tracking.retries import OFFLINE_RETRIES, ONLINE_RETRIES, environment_defaults
 
@@ -82,7 +83,7 @@ class Journal:
             if (folder / SENT).exists():
                 journal._restore(read_json(folder / SENT, dict[str, Any], remedy=_remedy(folder)))
         except ArtifactError:
-            journal.release()
+            journal.unlock()
             raise
         return journal
 
@@ -92,7 +93,7 @@ class Journal:
         forms = {"sent": int, "ids": dict[str, str], "later": list[int]}
         where, remedy = self._folder / SENT, _remedy(self._folder)
         self._sent, self._run_ids, self._retry = (
-            checked(progress.get(key, [] if key == "later" else None), form, f"{where}: {key}", remedy)
+            check_type(progress.get(key, [] if key == "later" else None), form, f"{where}: {key}", remedy)
             for key, form in forms.items()
         )
         if not all(0 <= number <= self._lines for number in (self._sent, *self._retry)) or self._lines in self._retry:
@@ -136,12 +137,12 @@ class Journal:
                 return
             except Exception as error:
                 if file is not None and not _is_retryable(error):
-                    warn(f"{file.name}: dropped, because the tracking store refused it: {reason(error)}")
+                    warn(f"{file.name}: dropped, because the tracking store refused it: {first_line(error)}")
                     return
                 self._start(error)
         self._append({"write": kind, "run": run, "values": values}, file)
 
-    def send(self) -> bool:
+    def flush(self) -> bool:
         """Flush: execute the pending writes in order; return whether none is left. A killed flush can be resumed."""
         if self._folder is None:
             return True
@@ -156,7 +157,7 @@ class Journal:
                         self._replay(row)
                 except Exception as error:
                     if not _is_retryable(error):
-                        warn(f"dropped a write, because the tracking store refused it: {reason(error)}")
+                        warn(f"dropped a write, because the tracking store refused it: {first_line(error)}")
                     elif "file" in row:
                         done, files_blocked = False, True
                     else:
@@ -165,7 +166,7 @@ class Journal:
         if self.pending:
             self._next_flush = time.monotonic() + FLUSH_SECONDS
             return False
-        self.release()  # before the folder is deleted: NFS keeps an open file, and therefore its folder
+        self.unlock()  # before the folder is deleted: NFS keeps an open file, and therefore its folder
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder, self._lines, self._sent = None, 0, 0
         return True
@@ -175,15 +176,15 @@ class Journal:
         assert self._folder is not None
         where = f"{self._folder / WRITES}:{number}"
         try:
-            with reading(self._folder / WRITES):
-                row = checked(json.loads(line), dict[str, Any], where)
+            with wrap_read_errors(self._folder / WRITES):
+                row = check_type(json.loads(line), dict[str, Any], where)
             known = row.get("write") == "create_run" or row.get("write") in _WRITES
             forms: dict[str, Any] = {"write": str, "run": str}
             if "file" in row:
                 forms["file"] = str
             for key, form in forms.items():
-                checked(row.get(key), form, f"{where}: {key}")
-            if known and ("file" not in row or is_inside(row["file"])):
+                check_type(row.get(key), form, f"{where}: {key}")
+            if known and ("file" not in row or is_safe_relative_path(row["file"])):
                 return dict(row)
         except ArtifactError:
             pass
@@ -199,14 +200,14 @@ class Journal:
 
     def close(self) -> None:
         """Flush; warn if writes are still pending."""
-        if not self.send():
+        if not self.flush():
             warn(
                 f"the tracking store is unreachable: {self.pending} writes are pending in {self._folder}; "
                 "send them with `ramen tracking push`"
             )
-            self.release()
+            self.unlock()
 
-    def release(self) -> None:
+    def unlock(self) -> None:
         """Unlock the journal, so that another process can flush it."""
         if self._lock is not None:
             self._lock.close()
@@ -214,8 +215,8 @@ class Journal:
 
     def _is_online(self) -> bool:
         """Return whether writes go to the store directly; flush first if the time has come."""
-        if self._folder is not None and time.monotonic() >= self._next_flush and self.send():
-            print("the tracking store is reachable again; all pending writes were sent", file=sys.stderr, flush=True)
+        if self._folder is not None and time.monotonic() >= self._next_flush and self.flush():
+            report("the tracking store is reachable again; all pending writes were sent")
         return self._folder is None
 
     def _start(self, error: Exception) -> None:
@@ -228,7 +229,7 @@ class Journal:
         with suppress(OSError):  # some file systems have no locks
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._next_flush = time.monotonic() + FLUSH_SECONDS
-        warn(f"the tracking store is unreachable ({reason(error)}); writes are saved in {self._folder}")
+        warn(f"the tracking store is unreachable ({first_line(error)}); writes are saved in {self._folder}")
 
     def _append(self, row: dict[str, Any], file: Path | None = None) -> None:
         assert self._folder is not None
@@ -327,7 +328,7 @@ def _read_lines(path: Path) -> list[str]:
     """Return the complete lines; a kill may leave a last line without an end."""
     text = ""
     if path.exists():
-        with reading(path, _remedy(path.parent)):
+        with wrap_read_errors(path, _remedy(path.parent)):
             text = path.read_bytes().decode("utf-8", errors="replace")
     return text.split("\n")[:-1]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ramen.deadline import call_within
-from ramen.errors import ConfigError, shown
+from ramen.deadline import call_with_timeout
+from ramen.errors import ConfigError, short_repr
 
 IGNORE_RETRY_AFTER = {"MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
 """A server's Retry-After header may demand an hour between two attempts."""
@@ -65,7 +65,7 @@ def _check_setting(name: str, variable: Any) -> None:
         expected = f"a number from {low} to {high:,}"
     except ValueError:
         expected = {int: "a whole number", float: "a number"}.get(variable.type, "true or false")
-    raise ConfigError(f"{name} = {shown(os.environ[name])}: expected {expected}; correct the variable or unset it")
+    raise ConfigError(f"{name} = {short_repr(os.environ[name])}: expected {expected}; correct the variable or unset it")
 
 
 def _with_deadline(send: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ def _with_deadline(send: Callable[..., Any]) -> Callable[..., Any]:
         timeout = kwargs.get("timeout")
         if not timeout or kwargs.get("stream") or "data" in kwargs:
             return send(method, url, retries, *args, **kwargs)
-        return call_within(timeout * (retries + 2), send, method, url, retries, *args, **kwargs)
+        return call_with_timeout(timeout * (retries + 2), send, method, url, retries, *args, **kwargs)
 
     return send_within
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -27,19 +26,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramen.errors import ArtifactError, warn
-from ramen.processes import rank
-from ramen.provenance import provenance
+from ramen.console import report, warn
+from ramen.errors import ArtifactError
+from ramen.processes import environment, rank
+from ramen.provenance import provenance_tags
 from ramen.redaction import redact
 from ramen.tracking.journal import Journal, find_journals, journals_folder
 from ramen.tracking.protocol import NullTracker, Tracker
-from ramen.tracking.store import PARENT_ENV, PIPELINE_TAG, SWITCH_ENV, require_store, tracking_is_off
+from ramen.tracking.store import PARENT_ENV, PIPELINE_TAG, TRACKING_ENV, require_store, tracking_is_off
 from ramen.tracking.store import Store as Store
 
 MAPPING_KNOBS = ("objective.lambdas", "index.gate")
 """Knobs whose value is a mapping: recorded as one parameter. Other mappings within a section are nested sections."""
-UNTRACKED = (
-    f"publish-index registers in MLflow, but tracking is off: unset {SWITCH_ENV}, or set index.model to '' to write "
+REGISTRATION_NEEDS_TRACKING = (
+    f"publish-index registers in MLflow, but tracking is off: unset {TRACKING_ENV}, or set index.model to '' to write "
     "the retriever without registering it"
 )
 PARAM_LIMIT = 500
@@ -64,7 +64,7 @@ def open_tracker(stage: str, tags: Mapping[str, str] | None = None) -> Iterator[
         yield NullTracker()
         return
     run_id = os.environ.pop("MLFLOW_RUN_ID", None)  # child processes must not resume this run as well
-    tags = provenance() | {"ramen.stage": stage} | dict(tags or {})
+    tags = provenance_tags() | {"ramen.stage": stage} | dict(tags or {})
     with Store.session(run_id) as store:
         if run_id:
             tracker = MlflowTracker(store, run_id, parent := store.parent_id(run_id))
@@ -102,23 +102,15 @@ def start_pipeline_run(
         yield None
         return
     with Store.session() as store:
-        run_id = store.create_run(name, None, provenance() | {PIPELINE_TAG: "true"} | dict(tags or {}))
-        before = os.environ.get(PARENT_ENV)
-        os.environ[PARENT_ENV] = run_id
-        try:
-            with store.end_with_body(run_id):
-                tracker = MlflowTracker(store, run_id, None)
-                tracker.params(flat_params(sections or {}))
-                with tempfile.TemporaryDirectory() as scratch:
-                    file = Path(scratch) / "config.yaml"
-                    file.write_text(redact(config_yaml), encoding="utf-8")
-                    tracker.artifact(file)
-                yield run_id
-        finally:
-            if before is None:
-                del os.environ[PARENT_ENV]
-            else:
-                os.environ[PARENT_ENV] = before
+        run_id = store.create_run(name, None, provenance_tags() | {PIPELINE_TAG: "true"} | dict(tags or {}))
+        with environment({PARENT_ENV: run_id}), store.end_with_body(run_id):
+            tracker = MlflowTracker(store, run_id, None)
+            tracker.params(flat_params(sections or {}))
+            with tempfile.TemporaryDirectory() as scratch:
+                file = Path(scratch) / "config.yaml"
+                file.write_text(redact(config_yaml), encoding="utf-8")
+                tracker.artifact(file)
+            yield run_id
 
 
 def flat_params(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -132,7 +124,7 @@ def flat_params(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return params
 
 
-def push_kept(folder: Path | None = None) -> tuple[int, int]:
+def push_pending_writes(folder: Path | None = None) -> tuple[int, int]:
     """Send the writes that are pending in the journals of earlier runs.
 
     Args:
@@ -158,11 +150,11 @@ def push_kept(folder: Path | None = None) -> tuple[int, int]:
             left += 1
             continue
         if journal is None:
-            print(f"{path}: skipped, because its run is still running and will send it", file=sys.stderr)
+            report(f"{path}: skipped, because its run is still running and will send it")
             continue
         before = journal.pending
-        journal.send()
-        journal.release()
+        journal.flush()
+        journal.unlock()
         sent, left = sent + before - journal.pending, left + journal.pending
     return sent, left
 
@@ -211,7 +203,7 @@ def list_pipeline_runs(limit: int = 1000) -> list[PipelineRun]:
     ]
 
 
-def run_files(run_id: str, folder: str) -> dict[str, str]:
+def read_run_files(run_id: str, folder: str) -> dict[str, str]:
     """Return the text files that a pipeline's run and its stages store under a folder.
 
     Args:
@@ -282,7 +274,7 @@ class MlflowTracker:
 
     @contextmanager
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator[Tracker]:
-        run_id = self._store.create_run(name, self.run_id, provenance() | dict(tags or {}))
+        run_id = self._store.create_run(name, self.run_id, provenance_tags() | dict(tags or {}))
         with self._store.end_with_body(run_id):
             yield MlflowTracker(self._store, run_id, self.run_id)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ramen.errors import ConfigError, Interrupted, RamenError, reason, shown
-from ramen.provenance import dvc_project, pipeline_key, provenance
+from ramen.errors import ConfigError, Interrupted, RamenError, first_line, short_repr
+from ramen.provenance import dvc_project, pipeline_key, provenance_tags
 from ramen.tracking.errors import explain
 from ramen.tracking.journal import SPOOL_ENV, Journal, journals_folder
 from ramen.tracking.retries import CONNECT_RETRIES, configure_mlflow, environment_defaults
@@ -25,7 +25,7 @@ from ramen.tracking.uris import registry_uri, sqlite_file, tracking_uri, uri_var
 
 EXPERIMENT = "ramen"
 PARENT_ENV = "RAMEN_PARENT_RUN"
-SWITCH_ENV = "RAMEN_TRACKING"
+TRACKING_ENV = "RAMEN_TRACKING"
 PIPELINE_TAG = "ramen.pipeline"
 KEY_TAG = "ramen.pipeline_key"
 ERROR_TAG = "ramen.error"
@@ -37,7 +37,7 @@ MAX_NAME = 500
 
 def tracking_is_off() -> bool:
     """Return whether the variable `RAMEN_TRACKING` disables tracking."""
-    return os.environ.get(SWITCH_ENV, "").lower() in {"off", "0", "false", "no"}
+    return os.environ.get(TRACKING_ENV, "").lower() in {"off", "0", "false", "no"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Store:
                 setting = "MLFLOW_EXPERIMENT_ID"
             raise RamenError(
                 f"MLflow store {tracking_uri()}: cannot be used ({explain(error)}); "
-                f"check {setting}, or set {SWITCH_ENV}=off"
+                f"check {setting}, or set {TRACKING_ENV}=off"
             ) from error
         return cls(client, str(experiment), Journal(client, journals_folder()))
 
@@ -132,7 +132,7 @@ class Store:
                 self.client.delete_tag(shared, ERROR_TAG)
         else:
             name = "dvc repro" if key.startswith("dvc:") else f"kfp {key.removeprefix('kfp:')}"
-            shared = self.create_run(name, None, provenance() | {KEY_TAG: key, PIPELINE_TAG: "true"})
+            shared = self.create_run(name, None, provenance_tags() | {KEY_TAG: key, PIPELINE_TAG: "true"})
         with self.end_with_body(shared):
             yield shared
 
@@ -145,7 +145,7 @@ class Store:
             self._end(run_id, "KILLED")
             raise
         except BaseException as error:
-            self.journal.write("tags", run_id, values={ERROR_TAG: reason(error)[:500]})
+            self.journal.write("tags", run_id, values={ERROR_TAG: first_line(error)[:500]})
             self._end(run_id, "FAILED")
             raise
         self._end(run_id, "FINISHED")
@@ -237,9 +237,9 @@ def _experiment_settings() -> tuple[str, str]:
     """
     number, name = (os.environ.get(f"MLFLOW_EXPERIMENT_{key}", "") for key in ("ID", "NAME"))
     if number and not re.fullmatch("[0-9]{1,18}", number):
-        wrong = f"ID = {shown(number)}: expected a number of at most 18 digits"
+        wrong = f"ID = {short_repr(number)}: expected a number of at most 18 digits"
     elif name and (not name.strip() or not name.isprintable() or len(name) > MAX_NAME):
-        wrong = f"NAME = {shown(name)}: expected a name of at most {MAX_NAME} printable characters"
+        wrong = f"NAME = {short_repr(name)}: expected a name of at most {MAX_NAME} printable characters"
     else:
         return number, name or EXPERIMENT
     raise ConfigError(f"MLFLOW_EXPERIMENT_{wrong}; correct the variable or unset it")

@@ -21,18 +21,19 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ramen.artifacts import (
-    checked,
-    failed_io,
-    flush,
+from ramen.console import warn
+from ramen.errors import ArtifactError
+from ramen.files import (
+    check_type,
+    describe_io_error,
     read_arrays,
     read_json,
-    reading,
     sha256,
+    sync_folder,
+    wrap_read_errors,
     write_text,
 )
-from ramen.errors import ArtifactError, warn
-from ramen.workdir import TASK_FILE, differences, read_task
+from ramen.workdir import TASK_FILE, describe_differences, read_task
 
 KEEP = 2
 """Checkpoints kept: an older one remains if the newest is damaged."""
@@ -137,13 +138,13 @@ class Checkpoints:
             (draft / TASK_FILE).write_text(json.dumps(self.task, sort_keys=True), encoding="utf-8")
             sums = {file.name: sha256(file) for file in sorted(draft.iterdir())}
             write_text(draft / SUMS_FILE, json.dumps(sums, sort_keys=True))
-            flush(draft)
+            sync_folder(draft)
             final = self.folder / f"{state.global_step:09d}-{state.round:03d}"
             shutil.rmtree(final, ignore_errors=True)
             os.rename(draft, final)
         except Exception as error:
             shutil.rmtree(draft, ignore_errors=True)
-            if reason := failed_io(error):
+            if reason := describe_io_error(error):
                 raise ArtifactError(
                     f"{self.folder}: cannot write a checkpoint ({reason}); the one before is intact: fix this and run "
                     "the same command again"
@@ -180,7 +181,7 @@ class Checkpoints:
                 raise ArtifactError(
                     f"{folder}: holds the weights of another encoder; delete it to start over: rm -r {self.folder}"
                 ) from None
-            with reading(folder / "optimizer.safetensors", f"delete it to start over: rm -r {self.folder}"):
+            with wrap_read_errors(folder / "optimizer.safetensors", f"delete it to start over: rm -r {self.folder}"):
                 load_optimizer_tensors(model, optimizer, moments)
             return state, arrays
         if folders:
@@ -189,7 +190,7 @@ class Checkpoints:
 
     def _check_task(self, folder: Path) -> None:
         theirs = read_task(folder / TASK_FILE)
-        if self.task and (found := differences(theirs, self.task)):
+        if self.task and (found := describe_differences(theirs, self.task)):
             raise ArtifactError(
                 f"{folder}: belongs to another run: {'; '.join(found)}; delete it to start over: rm -r {self.folder}"
             )
@@ -208,13 +209,13 @@ def _read(folder: Path) -> tuple[TrainingState, Tensors, Tensors, dict[str, NDAr
     """Read an undamaged checkpoint: state, weights, optimiser state, arrays. Raises ArtifactError."""
     file = folder / "position.json"
     values = read_json(file, dict[str, Any])
-    with reading(file):
+    with wrap_read_errors(file):
         state = TrainingState(**values)
     for key, form in get_type_hints(TrainingState).items():
-        checked(getattr(state, key), form, f"{file}: {key}")
+        check_type(getattr(state, key), form, f"{file}: {key}")
     tensors = []
     for name in ("weights.safetensors", "optimizer.safetensors"):
-        with reading(folder / name):
+        with wrap_read_errors(folder / name):
             tensors.append(load_file(folder / name))
     return state, *tensors, read_arrays(folder / "arrays.npz")
 

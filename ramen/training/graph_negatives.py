@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ramen.config import Sampling
-from ramen.graph.metadata import Graphs, Side, drawing_weights
+from ramen.graph.metadata import Graphs, Side, sampling_weights
 from ramen.sampling import Ints, RowSampler
 
 
@@ -31,7 +31,7 @@ class GraphNegatives:
             to_anchors = graphs[name][Side.DOCUMENT]
             # drop anchors without labels
             to_anchors = to_anchors.select(np.diff(to_labels.indptr)[to_anchors.indices] > 0)
-            weights = drawing_weights(graphs[name], sampling)
+            weights = sampling_weights(graphs[name], sampling)
             of_edges = None if weights is None else weights[to_anchors.indices]
             to_anchor = RowSampler(to_anchors.indptr, to_anchors.indices, of_edges)
             self._hops.append((to_anchor, RowSampler(to_labels.indptr, to_labels.indices)))

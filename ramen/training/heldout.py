@@ -23,7 +23,7 @@ from torch import nn
 
 from ramen.base.protocol import BaseAlgorithm, LabelProblem
 from ramen.config import TrainingConfig
-from ramen.data.dataset import Dataset, whole_groups
+from ramen.data.dataset import Dataset, choose_whole_groups
 from ramen.data.sparse import without
 from ramen.sampling import keyed_rng
 from ramen.training.step_sampler import StepSampler
@@ -203,7 +203,7 @@ def split_held_out(dataset: Dataset, training: TrainingConfig) -> tuple[Ints, In
     sizes = np.bincount(dataset.groups)
     order = rng.permutation(len(sizes))
     order = order[np.argsort(sizes[order] > max(1, LARGEST_GROUP * count), kind="stable")]
-    held_out = whole_groups(dataset.groups, order, count)
+    held_out = choose_whole_groups(dataset.groups, order, count)
     return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 

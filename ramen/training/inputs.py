@@ -117,7 +117,7 @@ def training_graphs(path: Path, dataset: Dataset, held_out: NDArray[np.int64]) -
     A label regularised towards a document is trained on that pair, so no held-out document may be an anchor, as no test
     document is.
     """
-    texts, graphs = dataset.train.at(held_out), read_graphs(path)
+    texts, graphs = dataset.train.select(held_out), read_graphs(path)
     for name, sides in graphs.items():
         hidden = anchors_among(texts, dataset.anchor_sets[name].texts)
         graphs[name] = {side: graph.select(~hidden[graph.indices]) for side, graph in sides.items()}

@@ -28,7 +28,7 @@ def augment_labels(y: sp.csr_matrix, ignore: sp.csr_matrix, graphs: Graphs) -> s
     """
     shared = sp.csr_matrix(y.shape, dtype=np.float32)
     for sides in graphs.values():
-        given = {side: graph.given() for side, graph in sides.items()}
+        given = {side: graph.original_csr() for side, graph in sides.items()}
         kept = sp.diags((degree(given) <= HUB_EDGES).astype(np.float32))
         shared = shared + (given[Side.DOCUMENT] @ kept) @ given[Side.LABEL].T
     known = (y + ignore).tocsr()

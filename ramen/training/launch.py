@@ -15,8 +15,8 @@ import torch
 
 from ramen.artifacts import Artifact
 from ramen.config import Section, TrainingConfig
-from ramen.errors import ERROR, ConfigError, Interrupted, MissingExtra, RamenError
-from ramen.processes import world_size
+from ramen.errors import ERROR_PREFIX, ConfigError, Interrupted, MissingExtra, RamenError
+from ramen.processes import environment, world_size
 from ramen.retrieval import faiss_threads
 from ramen.training.distributed import Processes, joined
 
@@ -51,7 +51,6 @@ def launch_processes(
             yield processes
         return
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    before = {name: os.environ.get(name) for name in (*shared, "RANK", "LOCAL_RANK")}
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as params:
         json.dump({name: section.model_dump() for name, section in sections.items()}, params)
         params.flush()
@@ -59,9 +58,12 @@ def launch_processes(
         for name, artifact in inputs.items():
             command += [f"--{name.replace('_', '-')}", str(artifact.path)]
         workers = [_start(command, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
-        os.environ.update({**shared, "RANK": "0", "LOCAL_RANK": "0"})
         try:
-            with joined() as processes, _limited_threads(training, processes):
+            with (
+                environment({**shared, "RANK": "0", "LOCAL_RANK": "0"}),
+                joined() as processes,
+                _limited_threads(training, processes),
+            ):
                 yield processes
         except Exception as error:
             if failure := _worker_failure(workers):
@@ -69,11 +71,6 @@ def launch_processes(
             raise
         finally:
             _end(workers)
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
 
 
 def _check_process_count(count: int) -> None:
@@ -126,7 +123,7 @@ def _worker_failure(workers: list[subprocess.Popen[str]]) -> str:
         if code not in (0, Interrupted.exit_code):
             assert worker.stderr is not None
             lines = worker.stderr.read().strip().splitlines()
-            reason = lines[-1].removeprefix(ERROR) if lines else "no output"
+            reason = lines[-1].removeprefix(ERROR_PREFIX) if lines else "no output"
             return f"training process {rank} exited with code {code}: {reason}"
     return ""
 

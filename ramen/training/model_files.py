@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from ramen.artifacts import Artifact, Draft, read_arrays, read_json, reading, write_json
+from ramen.artifacts import Artifact, Draft
 from ramen.config import Section
 from ramen.encoder.label_vectors import OFFSETS_FILE, read_offsets, write_offsets
 from ramen.errors import ConfigError
+from ramen.files import read_arrays, read_json, wrap_read_errors, write_json
 from ramen.tracking import flat_params
 from ramen.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from ramen.training.trainer import Trainer
@@ -68,26 +69,26 @@ def load_training_state(model: Artifact, trainer: Trainer) -> None:
         ArtifactError: a file is missing or damaged.
     """
     file = model.path / STATE_FILE
-    with reading(file):
+    with wrap_read_errors(file):
         load_optimizer_tensors(trainer.modules, trainer.optimizer, load_file(file))
     _load_base(model.path, trainer)
     state, file = trainer.state, model.path / HISTORY_FILE
     state.history = read_json(file, list[dict[str, Any]])
-    with reading(file):
+    with wrap_read_errors(file):
         state.epoch = len(state.history)
         state.global_step = operator.index(state.history[-1]["step"])
         trainer.schedule.clock.before += float(state.history[-1].get("seconds", 0.0))
     state.bandit = read_json(model.path / BANDIT_FILE, dict[str, Any])
-    with reading(model.path / BANDIT_FILE):
+    with wrap_read_errors(model.path / BANDIT_FILE):
         trainer.restore_tuner()
 
 
 def _load_base(folder: Path, trainer: Trainer) -> None:
-    with reading(folder / BASE_FILE):
+    with wrap_read_errors(folder / BASE_FILE):
         trainer.base.restore(read_arrays(folder / BASE_FILE))
     offsets = read_offsets(folder)
     if trainer.base.module is not None and offsets is not None:
-        with reading(folder / OFFSETS_FILE):
+        with wrap_read_errors(folder / OFFSETS_FILE):
             trainer.base.module.load_state_dict({name: torch.from_numpy(array) for name, array in offsets.items()})
 
 

@@ -17,13 +17,14 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ramen.artifacts import Artifact, Draft, read_array
+from ramen.artifacts import Artifact, Draft
 from ramen.config import Sampling
 from ramen.data.dataset import Dataset, Texts
 from ramen.errors import ConfigError
-from ramen.graph.cleaning import anchors_of, remove_pairs
-from ramen.graph.metadata import Graphs, Side, drawing_weights
-from ramen.objective.guidance import Oracle
+from ramen.files import read_array
+from ramen.graph.cleaning import match_anchors, remove_pairs
+from ramen.graph.metadata import Graphs, Side, sampling_weights
+from ramen.objective.guidance import OracleVectors
 from ramen.sampling import keyed_rng
 from ramen.tracking import Tracker
 from ramen.training.distributed import Processes
@@ -37,20 +38,22 @@ FILES = {"documents": "oracle_documents.npy", "labels": "oracle_labels.npy"}
 """Files in the artifact `warm_model`, which is never served; the artifact `model` has none."""
 
 
-def write_oracle(folder: Path, oracle: Oracle) -> None:
+def write_oracle(folder: Path, oracle: OracleVectors) -> None:
     """Write the oracle's vectors next to a warm model."""
     for name, file in FILES.items():
         np.save(folder / file, getattr(oracle, name))
 
 
-def read_oracle(folder: Path) -> Oracle:
+def read_oracle(folder: Path) -> OracleVectors:
     """Open the files of `write_oracle` as memory maps."""
-    return Oracle(**{name: read_array(folder / file, "f", (None, None), mapped=True) for name, file in FILES.items()})
+    return OracleVectors(
+        **{name: read_array(folder / file, "f", (None, None), mapped=True) for name, file in FILES.items()}
+    )
 
 
 def train_oracle(
     dataset: Artifact, graph: Artifact, draft: Draft, sections: TrainingSections, track: Tracker, processes: Processes
-) -> tuple[Oracle, dict[str, float]]:
+) -> tuple[OracleVectors, dict[str, float]]:
     """Train the oracle and compute its vectors.
 
     Args:
@@ -97,7 +100,7 @@ def train_oracle(
             trainer.resume()
             trainer.train(FOLDER, epochs)
             trainer.save()  # the rest is short, and is repeated after an interruption
-            oracle = Oracle(
+            oracle = OracleVectors(
                 trainer.embed_role("documents").astype(np.float16), trainer.embed_role("labels").astype(np.float16)
             )
         metrics = trainer.last_metrics()
@@ -125,8 +128,8 @@ def add_anchor_texts(dataset: Dataset, graphs: Graphs, sampling: Sampling, max_a
         edges: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[Any]]] = []
         for name in sorted(graphs):
             graph, anchors = graphs[name][side], dataset.anchor_sets[name].texts
-            allowed = remove_pairs(graph.given(), true[side], anchors_of(partners[side], anchors))
-            weights = drawing_weights(graphs[name], sampling)
+            allowed = remove_pairs(graph.original_csr(), true[side], match_anchors(partners[side], anchors))
+            weights = sampling_weights(graphs[name], sampling)
             rows = np.repeat(np.arange(allowed.shape[0]), np.diff(allowed.indptr))
             keys = keyed_rng(seed, f"oracle/{name}/{side}").exponential(size=allowed.nnz)
             keys = keys if weights is None else keys / weights[allowed.indices]

@@ -11,7 +11,6 @@ in the pruned graph.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.config import ObjectiveConfig, PruningConfig
-from ramen.errors import warn
-from ramen.graph.metadata import Graph, Graphs, Side, drawing_weights
-from ramen.graph.pruning import IndexedVectors, drawable_edges, edge_cosines, isolated_share, random_cosines
+from ramen.console import report, warn
+from ramen.graph.metadata import Graph, Graphs, Side, sampling_weights
+from ramen.graph.pruning import IndexedVectors, edge_cosines, isolated_share, random_cosines, sample_row_edges
 from ramen.sampling import keyed_rng
 from ramen.training.checkpoint import TrainingState
 from ramen.training.trainer import Trainer
@@ -235,8 +234,8 @@ class PruningRounds:
         problem = self.trainer.base.problem
         trained[problem.documents if side is Side.DOCUMENT else problem.labels] = True
         key = int(keyed_rng(self.trainer.settings.seed, f"judged/{name}", number).integers(2**63))
-        weights = drawing_weights(self.graphs[name], self.objective.anchor_sampling)
-        return drawable_edges(graph, np.where(trained, limit, 0), weights, key)
+        weights = sampling_weights(self.graphs[name], self.objective.anchor_sampling)
+        return sample_row_edges(graph, np.where(trained, limit, 0), weights, key)
 
     def _expected_draws(self, side: Side) -> NDArray[np.float64]:
         """Expected number of steps of a round that draw an anchor for each document or label."""
@@ -266,7 +265,7 @@ class PruningRounds:
         if not removed:
             return
         shares = " ".join(f"{key} {share:.1%} (cosine <= {thresholds[key]:.3f})" for key, share in removed.items())
-        print(f"pruned {shares}", file=sys.stderr, flush=True)
+        report(f"pruned {shares}")
         if unchanged := [key for key, share in removed.items() if share < WARN_BELOW]:
             knob = "quantile" if self.settings.rule == "quantile" else "threshold"
             warn(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -23,14 +22,15 @@ from ramen.config import (
     Section,
     TrainingConfig,
 )
+from ramen.console import report, warn
 from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
-from ramen.errors import ConfigError, DataError, Defect, warn
+from ramen.errors import ConfigError, DataError, Defect
 from ramen.graph.metadata import Side
 from ramen.objective.bandit import Bandit
-from ramen.objective.guidance import TERMS, Guidance, Oracle
+from ramen.objective.guidance import TERMS, Guidance, OracleVectors
 from ramen.objective.triplet import Triplet
 from ramen.sampling import keyed_rng
 from ramen.tracking import Tracker
@@ -83,7 +83,7 @@ def build_trainer(
     processes: Processes,
     *,
     clock: Clock | None = None,
-    oracle: Oracle | None = None,
+    oracle: OracleVectors | None = None,
     texts: Dataset | None = None,
     max_length: int | None = None,
 ) -> Trainer:
@@ -188,7 +188,7 @@ def make_optimizer(
 
 
 def _build_loss(
-    sections: TrainingSections, inputs: TrainingInputs, base: BaseAlgorithm, oracle: Oracle | None
+    sections: TrainingSections, inputs: TrainingInputs, base: BaseAlgorithm, oracle: OracleVectors | None
 ) -> StepLoss:
     """The loss with the initial weight of every term."""
     objective, guidance = sections.objective, sections.guidance
@@ -282,7 +282,7 @@ def _warn_of_held_out_size(trainer: Trainer) -> None:
         in_groups = f" in {independent:,} groups" if independent < schedule.held_out else ""
         warn(f"{labelled}{in_groups}: small gains go unnoticed; raise training.validation_fraction")
     else:
-        print(f"{labelled} and decide when training ends", file=sys.stderr, flush=True)
+        report(f"{labelled} and decide when training ends")
 
 
 def _warn_of_truncated_texts(texts: TextTable, max_length: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramen.artifacts import Artifact, Draft, write_json
+from ramen.artifacts import Artifact, Draft
 from ramen.config import (
     BanditConfig,
     BaseConfig,
@@ -13,8 +13,9 @@ from ramen.config import (
     PruningConfig,
     TrainingConfig,
 )
-from ramen.encoder.label_vectors import with_context, write_classifier, write_context
+from ramen.encoder.label_vectors import add_context, write_classifier, write_context
 from ramen.encoder.model_card import write_model_card
+from ramen.files import write_json
 from ramen.graph.metadata import read_graphs, write_graphs
 from ramen.tracking import Tracker
 from ramen.training.labels.classifier import train_classifiers
@@ -103,7 +104,7 @@ def prune_retrain(
             labels = trainer.embed_role("labels")
             context = label_context(trainer, objective, rounds.drawn, labels)
             # fused without the held-out documents: the share is chosen on them
-            fused_with = labels if context is None else with_context(labels, context.without_held_out)
+            fused_with = labels if context is None else add_context(labels, context.without_held_out)
             classified = train_classifiers(trainer, classifier, model, labels, fused_with)
     write_model(model, trainer)
     if context is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ramen.base.protocol import BaseAlgorithm
 from ramen.objective.guidance import Guidance
-from ramen.objective.regulariser import regulariser, total
+from ramen.objective.regulariser import regulariser, weighted_sum
 from ramen.objective.triplet import Triplet
 from ramen.training.step_sampler import Step
 
@@ -69,7 +69,7 @@ class StepLoss:
 
     def weighted_sum(self, terms: Mapping[str, Tensor]) -> Tensor:
         """The loss: every term times its weight."""
-        return total(terms, self.weights)
+        return weighted_sum(terms, self.weights)
 
 
 def _tensor(array: NDArray[np.int64] | NDArray[np.bool_], device: torch.device) -> Tensor:

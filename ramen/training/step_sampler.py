@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from ramen.base.protocol import BaseAlgorithm
 from ramen.config import Sampling
-from ramen.graph.metadata import Graph, Graphs, Side, drawing_weights
+from ramen.graph.metadata import Graph, Graphs, Side, sampling_weights
 from ramen.objective.regulariser import Links
 from ramen.sampling import (
     Bools,
@@ -24,7 +24,7 @@ from ramen.sampling import (
     RowSampler,
     SharedSampler,
     keyed_rng,
-    within_budget,
+    sample_pools,
 )
 from ramen.training.graph_negatives import GraphNegatives
 
@@ -106,7 +106,7 @@ class SetSampler:
             texts: "documents", "labels" or "anchors/<set>" -> text number of each item.
             false_negatives: side -> CSR items x M.
         """
-        weights = drawing_weights(unpruned, sampling)
+        weights = sampling_weights(unpruned, sampling)
         draws: dict[Side, RowSampler | SharedSampler] = {}
         for side in (side for side, on in active.items() if on):
             graph = pruned[side]
@@ -272,7 +272,7 @@ class StepSampler:
         if self.anchor_budget:
             limit = int(self.anchor_budget * sum(map(len, rows.values())))
             keys = {s.name: int(s.rng(self.seed, position, "/budget").integers(2**63)) for s in self.sets}
-            pools = within_budget(pools, keys, limit)
+            pools = sample_pools(pools, keys, limit)
         place = {
             Side.DOCUMENT: np.arange(len(rows[Side.DOCUMENT])),
             Side.LABEL: np.searchsorted(labels, rows[Side.LABEL]),

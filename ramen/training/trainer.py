@@ -6,7 +6,6 @@ Letters: D width of a vector, N training documents, L labels.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from torch import nn
 
 from ramen.base.protocol import BaseAlgorithm
 from ramen.config import BanditConfig, TrainingConfig
+from ramen.console import report
 from ramen.encoder.model import SentenceEncoder
 from ramen.errors import Interrupted, RamenError
 from ramen.graph.metadata import Graphs
@@ -250,7 +250,7 @@ class Trainer:
             self.track.curve(curve, step=state.global_step)
             shown = f" held-out P@1 {quality.p_at_1:.2f} gain {quality.gain:.2f}"
         progress.close()
-        print(f"{phase} epoch {epoch} loss {record['loss']:.4f}{shown}", file=sys.stderr, flush=True)
+        report(f"{phase} epoch {epoch} loss {record['loss']:.4f}{shown}")
 
     def validate(self) -> Quality | None:
         """Quality on (a sample of) the held-out documents, with averaged weights if there are any; None without any."""
@@ -334,7 +334,7 @@ class Trainer:
             self.base.restore({key.removeprefix(BASE_PREFIX): arrays.pop(key) for key in base_keys})
             self.pruning_arrays = arrays
             place = f"epoch {self.state.epoch + 1}, step {self.state.step}"
-            print(f"resumed at {place}", file=sys.stderr, flush=True)
+            report(f"resumed at {place}")
         self.processes.wait()  # all processes have read before rank 0 writes the next checkpoint
 
     def restore_tuner(self) -> None:

@@ -22,9 +22,9 @@ def sections() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def finished_run(shared_problem: ramen.Dataset, tmp_path_factory: pytest.TempPathFactory) -> ramen.Run:
+def finished_run(shared_dataset: ramen.Dataset, tmp_path_factory: pytest.TempPathFactory) -> ramen.Run:
     """Two epochs, for all tests of a session: do not publish or change it."""
     folder = tmp_path_factory.mktemp("library")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAMEN_WORK", str(folder / "work"))
-        return ramen.train(shared_problem, out=folder / "run", **SECTIONS)
+        return ramen.train(shared_dataset, out=folder / "run", **SECTIONS)

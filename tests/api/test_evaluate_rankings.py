@@ -15,16 +15,16 @@ from ramen.errors import RamenError
 
 
 @pytest.fixture
-def unfiltered(shared_problem: ramen.Dataset) -> ramen.Dataset:
-    empty = sp.csr_matrix(shared_problem.filter_test.shape, dtype=np.float32)
-    return replace(shared_problem, filter_test=empty)
+def unfiltered(shared_dataset: ramen.Dataset) -> ramen.Dataset:
+    empty = sp.csr_matrix(shared_dataset.filter_test.shape, dtype=np.float32)
+    return replace(shared_dataset, filter_test=empty)
 
 
 @pytest.fixture
-def scores(shared_problem: ramen.Dataset) -> np.ndarray:
+def scores(shared_dataset: ramen.Dataset) -> np.ndarray:
     """Random scores with some of the truth mixed in, no ties."""
-    noise = np.random.default_rng(0).random(shared_problem.y_test.shape)
-    return noise + 0.3 * shared_problem.y_test.toarray()
+    noise = np.random.default_rng(0).random(shared_dataset.y_test.shape)
+    return noise + 0.3 * shared_dataset.y_test.toarray()
 
 
 def test_metrics_equal_those_of_scikit_learn(unfiltered: ramen.Dataset, scores: np.ndarray) -> None:
@@ -38,20 +38,20 @@ def test_metrics_equal_those_of_scikit_learn(unfiltered: ramen.Dataset, scores: 
 
 
 def test_dense_sparse_and_ranked_labels_give_the_same_metrics(
-    shared_problem: ramen.Dataset, scores: np.ndarray
+    shared_dataset: ramen.Dataset, scores: np.ndarray
 ) -> None:
-    expected = ramen.evaluate(scores, shared_problem)
+    expected = ramen.evaluate(scores, shared_dataset)
     ranking = np.argsort(-scores, axis=1)
     padded = np.hstack([ranking, np.full((len(ranking), 3), -1)])
     for given in (sp.csr_matrix(scores), sp.coo_matrix(scores), ranking, padded):
-        assert ramen.evaluate(given, shared_problem) == pytest.approx(expected, nan_ok=True)
+        assert ramen.evaluate(given, shared_dataset) == pytest.approx(expected, nan_ok=True)
 
 
-def test_filtered_pairs_do_not_count(shared_problem: ramen.Dataset, scores: np.ndarray) -> None:
-    rows, columns = shared_problem.filter_test.nonzero()
+def test_filtered_pairs_do_not_count(shared_dataset: ramen.Dataset, scores: np.ndarray) -> None:
+    rows, columns = shared_dataset.filter_test.nonzero()
     lowered, raised = scores.copy(), scores.copy()
     lowered[rows, columns], raised[rows, columns] = -1, 9
-    assert ramen.evaluate(raised, shared_problem)["p_at_5"] == ramen.evaluate(lowered, shared_problem)["p_at_5"]
+    assert ramen.evaluate(raised, shared_dataset)["p_at_5"] == ramen.evaluate(lowered, shared_dataset)["p_at_5"]
 
 
 def test_only_candidates_compete(unfiltered: ramen.Dataset, scores: np.ndarray) -> None:
@@ -65,30 +65,30 @@ def test_only_candidates_compete(unfiltered: ramen.Dataset, scores: np.ndarray) 
         assert ramen.evaluate(given, zero_shot)["p_at_5"] == pytest.approx(expected["p_at_5"])
 
 
-def test_propensity_is_a_knob(shared_problem: ramen.Dataset, scores: np.ndarray) -> None:
-    default = ramen.evaluate(scores, shared_problem)
-    amazon = ramen.evaluate(scores, shared_problem, propensity_a=0.6, propensity_b=2.6)
+def test_propensity_is_a_knob(shared_dataset: ramen.Dataset, scores: np.ndarray) -> None:
+    default = ramen.evaluate(scores, shared_dataset)
+    amazon = ramen.evaluate(scores, shared_dataset, propensity_a=0.6, propensity_b=2.6)
     assert default["p_at_5"] == amazon["p_at_5"] and default["psp_at_5"] != amazon["psp_at_5"]
 
 
-def test_a_run_has_the_metrics_of_its_evaluation(finished_run: ramen.Run, shared_problem: ramen.Dataset) -> None:
+def test_a_run_has_the_metrics_of_its_evaluation(finished_run: ramen.Run, shared_dataset: ramen.Dataset) -> None:
     for model in (finished_run, finished_run.model):
-        found = ramen.evaluate(model, shared_problem)
+        found = ramen.evaluate(model, shared_dataset)
         np.testing.assert_equal(found, {name: finished_run.metrics[name] for name in found})
 
 
-def test_an_encoder_is_evaluated_by_cosine(finished_run: ramen.Run, shared_problem: ramen.Dataset) -> None:
+def test_an_encoder_is_evaluated_by_cosine(finished_run: ramen.Run, shared_dataset: ramen.Dataset) -> None:
     from sentence_transformers import SentenceTransformer
 
     encoder = SentenceTransformer(str(finished_run.folder / "model"), device="cpu")
-    found, expected = ramen.evaluate(encoder, shared_problem), ramen.evaluate(finished_run, shared_problem)
+    found, expected = ramen.evaluate(encoder, shared_dataset), ramen.evaluate(finished_run, shared_dataset)
     assert found["p_at_5"] == pytest.approx(expected["p_at_5"], abs=1.0)  # rounding may swap labels
 
     class Doubled:
         def encode(self, texts: list[str]) -> np.ndarray:
             return 2 * encoder.encode(texts)
 
-    assert ramen.evaluate(Doubled(), shared_problem) == pytest.approx(found, nan_ok=True)
+    assert ramen.evaluate(Doubled(), shared_dataset) == pytest.approx(found, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_an_encoder_is_evaluated_by_cosine(finished_run: ramen.Run, shared_probl
     ],
 )
 def test_scores_that_do_not_fit_are_refused(
-    make: Any, expected: str, shared_problem: ramen.Dataset, scores: np.ndarray
+    make: Any, expected: str, shared_dataset: ramen.Dataset, scores: np.ndarray
 ) -> None:
     with pytest.raises(RamenError) as error:
-        ramen.evaluate(make(scores), shared_problem)
+        ramen.evaluate(make(scores), shared_dataset)
     assert expected in str(error.value)

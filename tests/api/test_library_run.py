@@ -30,9 +30,9 @@ def assert_close(a: ramen.Retriever, b: ramen.Retriever) -> None:
 
 
 def test_run_equals_the_stages_on_the_same_dataset(
-    finished_run: ramen.Run, shared_problem: ramen.Dataset, sections: dict[str, Any], tmp_path: Path
+    finished_run: ramen.Run, shared_dataset: ramen.Dataset, sections: dict[str, Any], tmp_path: Path
 ) -> None:
-    places = on_disk(shared_problem, tmp_path) | {
+    places = on_disk(shared_dataset, tmp_path) | {
         name: tmp_path / name for name in ("warm_model", "model", "pruned_graph")
     }
     for stage, reads, writes in (
@@ -66,18 +66,18 @@ def test_run_is_opened_again(finished_run: ramen.Run, tmp_path: Path) -> None:
         ramen.Run.from_path(tmp_path)
 
 
-def test_query_ranks_labels_by_the_inner_product(finished_run: ramen.Run, shared_problem: ramen.Dataset) -> None:
+def test_query_ranks_labels_by_the_inner_product(finished_run: ramen.Run, shared_dataset: ramen.Dataset) -> None:
     model = finished_run.model
-    scores = model.encode(QUERIES) @ model.encode(shared_problem.labels.texts).T
+    scores = model.encode(QUERIES) @ model.encode(shared_dataset.labels.texts).T
     for hits, row in zip(model.query(QUERIES, k=3), scores, strict=True):
-        assert [hit.text for hit in hits] == [shared_problem.labels.texts[i] for i in np.argsort(-row)[:3]]
+        assert [hit.text for hit in hits] == [shared_dataset.labels.texts[i] for i in np.argsort(-row)[:3]]
         np.testing.assert_allclose([hit.score for hit in hits], np.sort(row)[::-1][:3], atol=1e-5)
     with pytest.raises(RamenError, match="expected a list of texts"):
         model.query("notes about soil")
 
 
-def test_temporary_run_lives_as_long_as_its_object(shared_problem: ramen.Dataset, sections: dict[str, Any]) -> None:
-    run = ramen.train(shared_problem, **sections)
+def test_temporary_run_lives_as_long_as_its_object(shared_dataset: ramen.Dataset, sections: dict[str, Any]) -> None:
+    run = ramen.train(shared_dataset, **sections)
     folder, model = run.folder, run.model
     assert folder.is_dir()
     del run
@@ -98,18 +98,18 @@ def test_unregistered_retriever_is_opened_from_the_folder(finished_run: ramen.Ru
 
 
 def test_tracked_run_is_registered_and_opened_from_the_registry(
-    store: Path, shared_problem: ramen.Dataset, sections: dict[str, Any], tmp_path: Path
+    store: Path, shared_dataset: ramen.Dataset, sections: dict[str, Any], tmp_path: Path
 ) -> None:
     from ramen.tracking import list_pipeline_runs
 
-    run = ramen.train(shared_problem, out=tmp_path / "run", track=True, **sections)
+    run = ramen.train(shared_dataset, out=tmp_path / "run", track=True, **sections)
     (tracked,) = list_pipeline_runs()
     assert tracked.status == "FINISHED" and tracked.params["training.epochs"] == "2"
     assert tracked.metrics["p_at_1"] == pytest.approx(run.metrics["p_at_1"])
     assert run.publish(model="toy")["promoted"] == 1
     retriever = ramen.Retriever.from_registry("toy")
     assert_close(retriever, run.model)
-    assert len(ramen.Retriever.from_registry("toy", version=1)) == len(shared_problem.labels)
+    assert len(ramen.Retriever.from_registry("toy", version=1)) == len(shared_dataset.labels)
 
 
 def test_saved_encoder_loads_in_sentence_transformers(finished_run: ramen.Run, tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_saved_encoder_loads_in_sentence_transformers(finished_run: ramen.Run, t
         ({"preset": "dmeo"}, "preset 'dmeo': unknown; did you mean demo?"),
     ],
 )
-def test_wrong_knobs_are_refused(given: dict[str, Any], expected: str, shared_problem: ramen.Dataset) -> None:
+def test_wrong_knobs_are_refused(given: dict[str, Any], expected: str, shared_dataset: ramen.Dataset) -> None:
     with pytest.raises(ConfigError) as error:
-        ramen.train(shared_problem, **given)
+        ramen.train(shared_dataset, **given)
     assert expected in str(error.value)
 
 
@@ -150,9 +150,9 @@ def test_sections_override_a_preset() -> None:
     assert changed.encoder == preset.encoder
 
 
-def test_build_graph_equals_the_stage(shared_problem: ramen.Dataset, tmp_path: Path) -> None:
-    graphs = ramen.build_graph(shared_problem, hub_cap=5)
-    places = on_disk(shared_problem, tmp_path)
+def test_build_graph_equals_the_stage(shared_dataset: ramen.Dataset, tmp_path: Path) -> None:
+    graphs = ramen.build_graph(shared_dataset, hub_cap=5)
+    places = on_disk(shared_dataset, tmp_path)
     run_stage("build-graph", sections={"walk": {"hub_cap": 5}}, inputs={"dataset": places["dataset"]},
               outputs={"graph": tmp_path / "capped"})  # fmt: skip
     stored = read_graphs(tmp_path / "capped")

@@ -131,10 +131,10 @@ def test_documents_that_are_labels_are_filtered() -> None:
     assert not ramen.load_dataset(texts, [["client"], *LABELS[1:]], split=SPLIT, filter_self="none").filter_train.nnz
 
 
-def test_a_folder_gives_the_dataset_of_ingest(tiny_source: Path, tmp_path: Path) -> None:
-    data = {"source": "xc", "path": str(tiny_source)}
+def test_a_folder_gives_the_dataset_of_ingest(tiny_xc_folder: Path, tmp_path: Path) -> None:
+    data = {"source": "xc", "path": str(tiny_xc_folder)}
     run_stage("ingest", sections={"data": data}, outputs={"dataset": tmp_path / "dataset"})
-    dataset = ramen.load_dataset(tiny_source)
+    dataset = ramen.load_dataset(tiny_xc_folder)
     assert_same(dataset, Dataset.read(tmp_path / "dataset"))
     assert_same(dataset, ramen.load_dataset(tmp_path / "dataset"))
     with pytest.raises(ConfigError, match="is a finished dataset"):
@@ -192,6 +192,6 @@ def test_knobs_are_checked(knobs: dict[str, Any], expected: str) -> None:
     assert expected in str(error.value)
 
 
-def test_arguments_for_memory_are_refused_with_a_path(tiny_source: Path) -> None:
+def test_arguments_for_memory_are_refused_with_a_path(tiny_xc_folder: Path) -> None:
     with pytest.raises(ConfigError, match="graphs: has no effect on the data at"):
-        ramen.load_dataset(tiny_source, graphs={})
+        ramen.load_dataset(tiny_xc_folder, graphs={})

@@ -22,7 +22,7 @@ from ramen.data.subset import hide_labels
 from ramen.errors import ConfigError
 from ramen.objective.softmax import decoupled_softmax
 from ramen.objective.triplet import Triplet
-from ramen.sampling import among
+from ramen.sampling import isin_sorted
 from ramen.training.step_sampler import StepSampler
 
 SCORES = torch.tensor([[0.8, 0.7, 0.2], [0.6, 0.5, 0.4], [0.1, 0.9, 0.3]])
@@ -63,15 +63,15 @@ def refreshed(base: BaseAlgorithm, problem: Dataset, epoch: int = 1) -> BaseAlgo
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("fresh", [True, False])
 def test_every_base_visits_every_row_once_with_true_positives_and_masks_known_pairs(
-    name: str, fresh: bool, tiny_problem: Dataset
+    name: str, fresh: bool, tiny_dataset: Dataset
 ) -> None:
-    base = make(name, tiny_problem)
+    base = make(name, tiny_dataset)
     if fresh:
-        refreshed(base, tiny_problem)
+        refreshed(base, tiny_dataset)
     sampler = StepSampler(base, 16, seed=3)
     order = sampler.epoch_order(2)
     assert len(np.unique(order)) == len(order) == base.rows
-    true, known = tiny_problem.y_train.toarray() > 0, (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+    true, known = tiny_dataset.y_train.toarray() > 0, (tiny_dataset.y_train + tiny_dataset.filter_train).toarray() > 0
     for index in range(sampler.steps_per_epoch):
         step = sampler.step(order, 2, index)
         assert len(step.documents) == base.documents_per_row * len(order[index * 16 : index * 16 + 16])
@@ -92,9 +92,9 @@ def _at(positive: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_restored_state_gives_the_same_steps(name: str, tiny_problem: Dataset) -> None:
-    base = refreshed(make(name, tiny_problem), tiny_problem)
-    again = make(name, tiny_problem)
+def test_restored_state_gives_the_same_steps(name: str, tiny_dataset: Dataset) -> None:
+    base = refreshed(make(name, tiny_dataset), tiny_dataset)
+    again = make(name, tiny_dataset)
     again.restore(base.state())
     for epoch in (1, 2):
         a, b = StepSampler(base, 16, 0), StepSampler(again, 16, 0)
@@ -105,17 +105,17 @@ def test_restored_state_gives_the_same_steps(name: str, tiny_problem: Dataset) -
     assert torch.equal(base.label_vectors(encoded, np.arange(30)), again.label_vectors(encoded, np.arange(30)))
 
 
-def test_unknown_name_suggests_the_nearest(tiny_problem: Dataset) -> None:
+def test_unknown_name_suggests_the_nearest(tiny_dataset: Dataset) -> None:
     with pytest.raises(ConfigError, match=r"base\.name = 'ngam': unknown .*did you mean ngame\?"):
-        make("ngam", tiny_problem)
+        make("ngam", tiny_dataset)
 
 
 @pytest.mark.parametrize("cells", [1, 200, 1 << 22])
 def test_shortlists_are_the_nearest_labels_without_true_ignored_and_same_text_ones(
-    tiny_problem: Dataset, cells: int, monkeypatch: pytest.MonkeyPatch
+    tiny_dataset: Dataset, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ramen.base.mining.CELLS", cells)
-    problem = label_problem(tiny_problem)
+    problem = label_problem(tiny_dataset)
     own = np.full(60, 99)
     own[7] = 3  # a document that reads as two labels
     twins = LabelProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, own, 16)  # labels in twos
@@ -133,15 +133,15 @@ def test_shortlists_are_the_nearest_labels_without_true_ignored_and_same_text_on
     assert shortlists(problem, documents, labels, 29)[0][-1] == -1, "padded when fewer are left"
 
 
-def test_ance_adds_mined_labels_only_after_mining(tiny_problem: Dataset) -> None:
-    base = make("ance", tiny_problem, mining={"negatives": 2})
+def test_ance_adds_mined_labels_only_after_mining(tiny_dataset: Dataset) -> None:
+    base = make("ance", tiny_dataset, mining={"negatives": 2})
     rng = np.random.default_rng(0)
     assert not base.refresh_due(0) and base.refresh_due(1)
     assert len(base.negatives(np.arange(10), rng)) == 0
-    refreshed(base, tiny_problem)
+    refreshed(base, tiny_dataset)
     drawn = base.negatives(np.arange(10), rng).reshape(10, 2)
     assert all(set(row) <= set(base.shortlist[i]) for i, row in enumerate(drawn))  # type: ignore[attr-defined]
-    plain = (refreshed(make(n, tiny_problem, mining={"negatives": 0}), tiny_problem) for n in ("ance", "inbatch"))
+    plain = (refreshed(make(n, tiny_dataset, mining={"negatives": 0}), tiny_dataset) for n in ("ance", "inbatch"))
     a, b = (StepSampler(base, 16, 0) for base in plain)
     x, y = a.step(a.epoch_order(1), 1, 0), b.step(b.epoch_order(1), 1, 0)
     np.testing.assert_array_equal(x.labels, y.labels)
@@ -164,12 +164,12 @@ def test_clusters_find_planted_groups() -> None:
     assert purity > 0.85
 
 
-def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_problem: Dataset) -> None:
-    base = make("ngame", tiny_problem, clusters={"size": 4, "double_every": 1})
+def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_dataset: Dataset) -> None:
+    base = make("ngame", tiny_dataset, clusters={"size": 4, "double_every": 1})
     assert isinstance(base, Ngame)
     assert [base.cluster_size(epoch) for epoch in (1, 2, 3, 9)] == [4, 8, 16, 16]
     vectors = unit(60, 8, 1)
-    refreshed(base, tiny_problem, epoch=3)
+    refreshed(base, tiny_dataset, epoch=3)
     order = base.order(np.random.default_rng(0))
     assert sorted(order) == list(range(60))
 
@@ -181,13 +181,13 @@ def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_pr
     assert within(order) > shuffled + 0.05
 
 
-def test_dexa_starts_as_ngame_and_shares_rows(tiny_problem: Dataset) -> None:
-    base = refreshed(make("dexa", tiny_problem, dexa={"labels_per_offset": 3}), tiny_problem)
+def test_dexa_starts_as_ngame_and_shares_rows(tiny_dataset: Dataset) -> None:
+    base = refreshed(make("dexa", tiny_dataset, dexa={"labels_per_offset": 3}), tiny_dataset)
     assert isinstance(base, Dexa)
     encoded = torch.from_numpy(unit(30, 8, 4))
     assert torch.allclose(base.label_vectors(encoded, np.arange(30)), encoded, atol=1e-6)
     rows = base.offsets.row_of.numpy()
-    heads = np.argsort(-np.asarray(tiny_problem.y_train.sum(0)).ravel(), kind="stable")[:2]
+    heads = np.argsort(-np.asarray(tiny_dataset.y_train.sum(0)).ravel(), kind="stable")[:2]
     assert all((rows == rows[head]).sum() == 1 for head in heads)
     assert base.offsets.table.shape == (8 + 2, 8) and len(np.unique(rows)) < 30
     twins = np.flatnonzero(rows == np.bincount(rows).argmax())[:2]
@@ -215,8 +215,8 @@ def test_dexa_head_labels_share_their_row_with_no_label(labels: int, monkeypatch
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_no_step_contains_an_unseen_label(name: str, tiny_problem: Dataset) -> None:
-    hidden = hide_labels(tiny_problem, 0.4, seed=1)
+def test_no_step_contains_an_unseen_label(name: str, tiny_dataset: Dataset) -> None:
+    hidden = hide_labels(tiny_dataset, 0.4, seed=1)
     unseen = hidden.candidates
     base = make_base(
         BaseConfig.model_validate({"name": name, **EARLY, "mining": {"negatives": 3}, "random_labels": 2.0}),
@@ -254,8 +254,8 @@ def test_among_equals_numpy_isin() -> None:
     rng = np.random.default_rng(0)
     ascending = np.unique(rng.integers(0, 1 << 40, 1000))
     values = rng.permutation(np.concatenate([ascending[::7], ascending[::5] + 1, [-1, 1 << 41]]))[:300].reshape(20, 15)
-    np.testing.assert_array_equal(among(ascending, values), np.isin(values, ascending))
-    assert not among(ascending[:0], values).any()
+    np.testing.assert_array_equal(isin_sorted(ascending, values), np.isin(values, ascending))
+    assert not isin_sorted(ascending[:0], values).any()
 
 
 def test_siamesexml_loss_is_the_likelihood_of_the_pair_and_of_the_hardest_others() -> None:
@@ -281,26 +281,26 @@ def make_two_pairs() -> Dataset:
     y = sp.identity(2, format="csr", dtype=np.float32)
     none = sp.csr_matrix((2, 2), dtype=np.float32)
     texts = Texts(["a", "b"], ["one", "two"])
-    return Dataset(texts, texts.at([]), Texts(["c", "d"], ["three", "four"]), y, y[:0], none, none[:0])
+    return Dataset(texts, texts.select([]), Texts(["c", "d"], ["three", "four"]), y, y[:0], none, none[:0])
 
 
-def test_dexml_divides_by_its_temperature(tiny_problem: Dataset) -> None:
+def test_dexml_divides_by_its_temperature(tiny_dataset: Dataset) -> None:
     eye = torch.eye(3, dtype=torch.bool)
     for tau in (0.5, 0.1):
-        loss = float(make("dexml", tiny_problem, dexml={"temperature": tau}).loss(SCORES, torch.arange(3), eye))
+        loss = float(make("dexml", tiny_dataset, dexml={"temperature": tau}).loss(SCORES, torch.arange(3), eye))
         assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(SCORES / tau, torch.arange(3))), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml", "ngame"])
-def test_refresh_is_due_every_few_epochs(name: str, tiny_problem: Dataset) -> None:
-    base = make(name, tiny_problem, refresh_from=1, refresh_every=2)
+def test_refresh_is_due_every_few_epochs(name: str, tiny_dataset: Dataset) -> None:
+    base = make(name, tiny_dataset, refresh_from=1, refresh_every=2)
     due = [epoch for epoch in range(8) if base.refresh_due(epoch)]
     assert due == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml"])
-def test_zero_mined_negatives_disables_mining(name: str, tiny_problem: Dataset) -> None:
-    assert not any(make(name, tiny_problem, mining={"negatives": 0}).refresh_due(epoch) for epoch in range(8))
+def test_zero_mined_negatives_disables_mining(name: str, tiny_dataset: Dataset) -> None:
+    assert not any(make(name, tiny_dataset, mining={"negatives": 0}).refresh_due(epoch) for epoch in range(8))
 
 
 def test_labels_are_sampled_from_the_filled_part_of_a_shortlist() -> None:

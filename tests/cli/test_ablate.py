@@ -15,9 +15,9 @@ import torch
 from click.testing import CliRunner
 
 from ramen.ablation.run import CHAIN, Outcome, run_peer, run_row
-from ramen.ablation.study import read_study, studies
+from ramen.ablation.study import list_studies, read_study
 from ramen.ablation.summary import summarise
-from ramen.artifacts import drafts
+from ramen.artifacts import create_drafts
 from ramen.cli import cli
 from ramen.config import EncoderConfig, resolve
 from ramen.data.dataset import Dataset
@@ -59,22 +59,23 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_study_of_the_package_is_valid() -> None:
-    assert f"Studies: {', '.join(studies())}." in CliRunner().invoke(cli, ["ablate", "--help"]).output
-    for name in studies():
+    assert f"Studies: {', '.join(list_studies())}." in CliRunner().invoke(cli, ["ablate", "--help"]).output
+    for name in list_studies():
         study = read_study(name, ["links"])
         assert study.rows and study.title
         for row in study.rows:
             resolve(preset="demo", sets=row.sets)
 
 
-def test_study_writes_gains_and_second_run_computes_nothing(tiny_source: Path, workdir: Path) -> None:
+@pytest.mark.slow
+def test_study_writes_gains_and_second_run_computes_nothing(tiny_xc_folder: Path, workdir: Path) -> None:
     (workdir / "mine.yaml").write_text(
         "title: Mine\nrows:\n"
         "  - {name: plain, set: [objective.graphs=false]}\n"
         "rows_per_anchor_set:\n"
         '  - {name: "only {set}", set: ["objective.anchor_sets=[{set}]", scoring.links=true], against: plain}\n'
     )
-    printed = run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
+    printed = run_ablate(tiny_xc_folder, "--study", "mine.yaml", "--seeds", "0,1")
     results = json.loads((workdir / "ablations/mine.json").read_text())
     assert set(results) == {"plain", "only category", "only links"}
     gains = [
@@ -90,13 +91,14 @@ def test_study_writes_gains_and_second_run_computes_nothing(tiny_source: Path, w
     assert results["only links"]["seeds"]["0"]["metrics"]["links/links_r_at_100"] == pytest.approx(100)  # 31 anchors
     before = {path: path.stat().st_mtime_ns for path in (workdir / "ablations/cache").glob("*/metrics.json")}
     assert len(before) == 1 + 1 + 3 * 2 * 3, "all rows and seeds share dataset and graph"
-    run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0,1")
+    run_ablate(tiny_xc_folder, "--study", "mine.yaml", "--seeds", "0,1")
     assert before == {path: path.stat().st_mtime_ns for path in (workdir / "ablations/cache").glob("*/metrics.json")}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_cached_row_records_metrics_and_report_on_its_run(
-    tiny_source: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_xc_folder: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
 
@@ -105,7 +107,7 @@ def test_cached_row_records_metrics_and_report_on_its_run(
     monkeypatch.delenv("RAMEN_TRACKING")
     (workdir / "mine.yaml").write_text("title: Mine\nrows:\n  - {name: plain, set: [objective.graphs=false]}\n")
     for _ in range(2):
-        run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0")
+        run_ablate(tiny_xc_folder, "--study", "mine.yaml", "--seeds", "0")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ramen-ablate")
     cached, computed = list_pipeline_runs()
     assert "p_at_1" in cached.metrics and cached.metrics.items() <= computed.metrics.items()
@@ -127,21 +129,23 @@ def test_row_equal_to_the_row_it_is_compared_with_is_left_out() -> None:
     assert study.without_repeats(lambda row: resolve(preset="debian", sets=row.sets)) == (study, {})
 
 
-def test_rows_refer_to_the_repeated_row_if_theirs_is_left_out(tiny_source: Path, workdir: Path) -> None:
+@pytest.mark.slow
+def test_rows_refer_to_the_repeated_row_if_theirs_is_left_out(tiny_xc_folder: Path, workdir: Path) -> None:
     (workdir / "mine.yaml").write_text(
         "title: Mine\nrows:\n"
         "  - {name: plain, set: [objective.graphs=false]}\n"
         "  - {name: again, set: [objective.graphs=false, training.epochs=2], against: plain}\n"
         "  - {name: other, set: [objective.graphs=false, training.lr=0.001], against: again}\n"
     )
-    printed = run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0")
+    printed = run_ablate(tiny_xc_folder, "--study", "mine.yaml", "--seeds", "0")
     assert "row 'again' is left out: its configuration equals that of row 'plain'" in printed
     results = json.loads((workdir / "ablations/mine.json").read_text())
     assert {name: row["against"] for name, row in results.items()} == {"plain": "", "other": "plain"}
 
 
-def test_published_results_follow_a_study_of_their_data_set(tiny_source: Path, workdir: Path) -> None:
-    source = shutil.copytree(tiny_source, workdir / "LF-WikiSeeAlsoTitles-320K")
+@pytest.mark.slow
+def test_published_results_follow_a_study_of_their_data_set(tiny_xc_folder: Path, workdir: Path) -> None:
+    source = shutil.copytree(tiny_xc_folder, workdir / "LF-WikiSeeAlsoTitles-320K")
     printed = run_ablate(source, "--study", "design", "--rows", "AugGT", "--seeds", "0")
     assert "AugGT" in printed
     report = (workdir / "ablations/design.md").read_text()
@@ -151,8 +155,9 @@ def test_published_results_follow_a_study_of_their_data_set(tiny_source: Path, w
     assert any(line.startswith("| RAMEN ICLR | AugGT | ") for line in below)
 
 
-def test_changed_raw_data_are_ingested_again(tiny_source: Path, workdir: Path) -> None:
-    source = shutil.copytree(tiny_source, workdir / "source")
+@pytest.mark.slow
+def test_changed_raw_data_are_ingested_again(tiny_xc_folder: Path, workdir: Path) -> None:
+    source = shutil.copytree(tiny_xc_folder, workdir / "source")
     options = ("--study", "bases", "--rows", "inbatch", "--seeds", "0")
     run_ablate(source, *options)
     before = len([*(workdir / "ablations/cache").glob("ingest-*")])
@@ -167,12 +172,13 @@ def test_changed_raw_data_are_ingested_again(tiny_source: Path, workdir: Path) -
     assert sorted(text.split()[0] for text in ingested) == ["notes", "remarks"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
-def test_rows_are_runs_of_a_separate_experiment(tiny_source: Path, tmp_path: Path) -> None:
+def test_rows_are_runs_of_a_separate_experiment(tiny_xc_folder: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     (tmp_path / "params.yaml").write_text("training: {threads: 1}\n")
-    run_ablate(tiny_source, "--study", "bases", "--rows", "inbatch", "--seeds", "0")
+    run_ablate(tiny_xc_folder, "--study", "bases", "--rows", "inbatch", "--seeds", "0")
     client = MlflowClient()
     runs = client.search_runs([client.get_experiment_by_name("ramen-ablate").experiment_id])
     (row,) = (run for run in runs if run.info.run_name == "inbatch seed 0")
@@ -182,9 +188,10 @@ def test_rows_are_runs_of_a_separate_experiment(tiny_source: Path, tmp_path: Pat
     assert "MLFLOW_EXPERIMENT_NAME" not in os.environ, "the environment is restored"
 
 
-def test_gains_have_standard_errors_clustered_by_group(tiny_source: Path, workdir: Path) -> None:
+@pytest.mark.slow
+def test_gains_have_standard_errors_clustered_by_group(tiny_xc_folder: Path, workdir: Path) -> None:
     options = ("--study", "bases", "--rows", "RAMEN(ngame)", "--seeds", "0,1", "--set=scoring.links=true")
-    source = shutil.copytree(tiny_source, workdir / "source")
+    source = shutil.copytree(tiny_xc_folder, workdir / "source")
     groups = np.arange(20) // 3
     (source / "tst_groups.txt").write_text("".join(f"{group}\n" for group in groups))
     assert "[paired standard error over the test documents, clustered by group]" in run_ablate(source, *options)
@@ -231,15 +238,16 @@ def test_single_test_document_gives_no_standard_error(tmp_path: Path, monkeypatc
     assert summarise(*rows, ["p_at_1"]).gain_error == {}, "NaN is not valid JSON"
 
 
+@pytest.mark.slow
 def test_peers_study_has_a_row_for_each_peer_that_can_run(
-    tiny_source: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_xc_folder: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ramen.peers import libpecos
 
     libpecos.obstacle.cache_clear()
     monkeypatch.setenv(libpecos.VARIABLE, str(workdir / "python"))
     rows = "TF-IDF,untrained encoder,XR-Linear,XR-Transformer"
-    printed = run_ablate(tiny_source, "--study", "peers", "--rows", rows, "--seeds", "0,1")
+    printed = run_ablate(tiny_xc_folder, "--study", "peers", "--rows", rows, "--seeds", "0,1")
     for name in ("XR-Linear", "XR-Transformer"):
         assert f"warning: peers: row '{name}' is skipped: libpecos is not installed" in printed
     results = json.loads((workdir / "ablations/peers.json").read_text())
@@ -252,12 +260,13 @@ def test_peers_study_has_a_row_for_each_peer_that_can_run(
     assert not any("peers/" in key for key in results["base"]["seeds"]["0"]["metrics"]), "peers are separate rows"
     kept = {path: path.stat().st_mtime_ns for path in (workdir / "ablations/cache").glob("peer-*/metrics.json")}
     assert len(kept) == 2, "these peers do not depend on the seed"
-    run_ablate(tiny_source, "--study", "peers", "--rows", rows, "--seeds", "0,1")
+    run_ablate(tiny_xc_folder, "--study", "peers", "--rows", rows, "--seeds", "0,1")
     assert kept == {path: path.stat().st_mtime_ns for path in (workdir / "ablations/cache").glob("peer-*/metrics.json")}
 
 
+@pytest.mark.slow
 def test_peer_gets_the_training_time_of_the_row_in_time_of(
-    tiny_source: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_xc_folder: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ramen.peers import PEERS, Task
 
@@ -279,7 +288,7 @@ def test_peer_gets_the_training_time_of_the_row_in_time_of(
         "  - {name: plain, set: [objective.graphs=false]}\n"
         "  - {name: same time, peer: timed, time_of: plain}\n"
     )
-    run_ablate(tiny_source, "--study", "mine.yaml", "--seeds", "0", "--rows", "same time")
+    run_ablate(tiny_xc_folder, "--study", "mine.yaml", "--seeds", "0", "--rows", "same time")
     results = json.loads((workdir / "ablations/mine.json").read_text())
     assert given == [pytest.approx(results["plain"]["seeds"]["0"]["seconds"], abs=0.06)]
     with pytest.raises(ConfigError, match="trains for a given time; set `time_of` to the name of another row"):
@@ -292,10 +301,11 @@ def read_test_labels(source: Path) -> dict[str, set[int]]:
     return {uid: {int(pair.split(":")[0]) for pair in row.split()} for uid, row in zip(uids, rows, strict=True)}
 
 
+@pytest.mark.slow
 def test_training_time_includes_interrupted_attempts(
-    tiny_source: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_xc_folder: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sets = [f"{key}={value}" for key, value in {**KNOBS, "data.path": tiny_source, "training.threads": 1}.items()]
+    sets = [f"{key}={value}" for key, value in {**KNOBS, "data.path": tiny_xc_folder, "training.threads": 1}.items()]
     clock = [0.0]
     monkeypatch.setattr("ramen.ablation.cache.time.monotonic", lambda: clock[0])
 
@@ -314,7 +324,8 @@ def test_training_time_includes_interrupted_attempts(
     assert not list(workdir.rglob("seconds.json"))
 
 
-def test_changed_encoder_folder_invalidates_the_cache(tiny_source: Path, workdir: Path) -> None:
+@pytest.mark.slow
+def test_changed_encoder_folder_invalidates_the_cache(tiny_xc_folder: Path, workdir: Path) -> None:
     options = ("--study", "bases", "--rows", "inbatch", "--seeds", "0", f"--set=encoder.name={workdir / 'start'}")
     warmups = []
     for seed in (0, 0, 1):
@@ -324,7 +335,7 @@ def test_changed_encoder_folder_invalidates_the_cache(tiny_source: Path, workdir
             next(encoder.parameters()).add_(seed)
         shutil.rmtree(workdir / "start", ignore_errors=True)
         encoder.save(workdir / "start")
-        run_ablate(tiny_source, *options)
+        run_ablate(tiny_xc_folder, *options)
         warmups.append({folder.name for folder in (workdir / "ablations/cache").glob("warmup-*")})
     assert warmups[0] == warmups[1] and len(warmups[2]) == 2
 
@@ -332,14 +343,17 @@ def test_changed_encoder_folder_invalidates_the_cache(tiny_source: Path, workdir
 def test_changed_base_evaluation_changes_the_cache_version(tmp_path: Path) -> None:
     stage, versions = STAGES["evaluate"], []
     for value in ("one", "one", "two"):
-        with drafts({"evaluation": tmp_path / "base"}, sections={}, inputs={}, work=tmp_path / "work") as drafted:
+        with create_drafts(
+            {"evaluation": tmp_path / "base"}, sections={}, inputs={}, work=tmp_path / "work"
+        ) as drafted:
             (drafted["evaluation"].path / "metrics.json").write_text(json.dumps(value))
         versions.append(stage.cache_version(resolve(sets=[f"scoring.base={tmp_path / 'base'}"])))
     assert versions[0] == versions[1] != versions[2]
 
 
-def test_rows_with_classifiers_also_report_the_encoder(tiny_source: Path, workdir: Path) -> None:
-    run_ablate(tiny_source, "--study", "bases", "--rows", "ngame", "--seeds", "0")
+@pytest.mark.slow
+def test_rows_with_classifiers_also_report_the_encoder(tiny_xc_folder: Path, workdir: Path) -> None:
+    run_ablate(tiny_xc_folder, "--study", "bases", "--rows", "ngame", "--seeds", "0")
     metrics = json.loads((workdir / "ablations/bases.json").read_text())["ngame"]["seeds"]["0"]["metrics"]
     assert {"p_at_1", "encoder/p_at_1", "encoder/psp_at_5"} <= set(metrics)
     report = (workdir / "ablations/bases.md").read_text()
@@ -376,7 +390,7 @@ def test_study_that_is_not_a_file_is_refused_without_opening_it(workdir: Path) -
         read_study("pipe.yaml")
 
 
-def test_unknown_studies_rows_and_seeds_list_the_known_ones(tiny_source: Path, workdir: Path) -> None:
+def test_unknown_studies_rows_and_seeds_list_the_known_ones(tiny_xc_folder: Path, workdir: Path) -> None:
     with pytest.raises(ConfigError, match="study 'desing': unknown; there are bases, design"):
         read_study("desing", [])
     (workdir / "bad.yaml").write_text("title: x\nrows: [{name: a, against: b}]\n")
@@ -398,12 +412,12 @@ def test_unknown_studies_rows_and_seeds_list_the_known_ones(tiny_source: Path, w
         result = CliRunner().invoke(cli, ["ablate", *options, "--set=data.path=nowhere", "--set=data.source=xc"])
         assert result.exit_code == 2 and "there are" in result.output and "nowhere" not in result.output
     (workdir / "bad.yaml").write_text("title: x\nrows: [{name: a, set: [objective.graps=false]}]\n")
-    sets = [f"--set={key}={value}" for key, value in {**KNOBS, "data.path": tiny_source}.items()]
+    sets = [f"--set={key}={value}" for key, value in {**KNOBS, "data.path": tiny_xc_folder}.items()]
     result = CliRunner().invoke(cli, ["ablate", *sets, "--study", "bad.yaml"])
     assert result.exit_code == 2 and "study bad.yaml: row 'a': --set: objective.graps: unknown" in result.output
     assert not list((workdir / "ablations/cache").glob("warmup-*"))
     for options in (["--rows", "nine"], ["--seeds", "x"]):
         result = CliRunner().invoke(
-            cli, ["ablate", "--study", "design", f"--set=data.path={tiny_source}", "--set=data.source=xc", *options]
+            cli, ["ablate", "--study", "design", f"--set=data.path={tiny_xc_folder}", "--set=data.source=xc", *options]
         )
         assert result.exit_code != 0

@@ -128,6 +128,7 @@ def test_runs_without_per_document_results_have_gains_without_errors(track_evalu
     assert gain["points"] == {"p_at_1": 25, "tail/p_at_1": 12.5} and gain["errors"] == {}, "no PSP with different a"
 
 
+@pytest.mark.slow
 def test_psp_with_different_propensities_has_no_gain(track_evaluation: Any) -> None:
     track_evaluation("base", BASE)
     ramen = track_evaluation("ramen", BETTER, a=0.6)

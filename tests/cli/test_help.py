@@ -1,4 +1,4 @@
-"""The help: every command, in groups, with examples, and at once."""
+"""The help: every command under a title, with an example, and without heavy imports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_command_shows_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(STAGES))
-def test_a_stage_has_an_option_per_artifact(name: str) -> None:
+def test_stage_command_has_an_option_per_artifact(name: str) -> None:
     stage = STAGES[name]
     text = CliRunner().invoke(cli, [name, "--help"], terminal_width=120, max_content_width=120).output
     for artifact in (*stage.reads, *stage.writes):

@@ -1,4 +1,4 @@
-"""What a later stage needs is checked before anything trains, and nothing is written when it is refused."""
+"""Checks before training: a run that would fail later is refused, and writes nothing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ramen.artifacts import check_room, check_writable, drafts
+from ramen.artifacts import create_drafts
 from ramen.cli import cli
 from ramen.errors import ArtifactError
+from ramen.files import check_room, check_writable
 
 USAGE = namedtuple("USAGE", "total used free")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAMEN_TRACKING", "off")
     (tmp_path / "file").touch()
@@ -30,15 +31,15 @@ def invoke(source: Path, command: str, *words: str) -> Result:
     return CliRunner().invoke(cli, [command, "--preset", "demo", *sets, *words], catch_exceptions=False)
 
 
-def refused(done: Result) -> str:
-    """The one error line of a command that failed."""
+def read_error(done: Result) -> str:
+    """Return the only error line of a failed command."""
     assert done.exit_code != 0
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
     return line
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         ((), "publish-index registers in MLflow, but tracking is off: unset RAMEN_TRACKING"),
         (("--set=index.model=", "--set=scoring.base=nowhere"), "scoring.base = nowhere: .*no manifest.json"),
@@ -65,37 +66,37 @@ def refused(done: Result) -> str:
         (("--set=index.model=", f"--out={'a' * 300}"), "cannot be written .File name too long"),
     ],
 )
-def test_run_is_refused_before_it_begins(
-    words: tuple[str, ...], said: str, tiny_source: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+def test_run_is_refused_before_anything_is_written(
+    words: tuple[str, ...], error: str, tiny_xc_folder: Path, working_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert re.search(said, refused(invoke(tiny_source, "run", *words)))
-    assert [path.name for path in here.iterdir()] == ["file"]
+    assert re.search(error, read_error(invoke(tiny_xc_folder, "run", *words)))
+    assert [path.name for path in working_directory.iterdir()] == ["file"]
 
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (("--set=index.model=a/b",), "index.model: 'a/b': expected a name without /"),
         (("--set=index.alias=latest",), "index.alias: 'latest': expected a name"),
     ],
 )
-def test_names_that_the_registry_does_not_take_are_refused(
-    words: tuple[str, ...], said: str, tiny_source: Path
-) -> None:
-    assert said in refused(invoke(tiny_source, "run", *words)) and not Path("artifacts").exists()
+def test_invalid_registry_names_are_refused(words: tuple[str, ...], error: str, tiny_xc_folder: Path) -> None:
+    assert error in read_error(invoke(tiny_xc_folder, "run", *words)) and not Path("artifacts").exists()
 
 
 @pytest.mark.parametrize("metrics", ["file/metrics.json", "file/deeper/metrics.json", f"{'a' * 300}.json"])
-def test_stage_is_refused_when_its_metrics_cannot_be_written(metrics: str, tiny_source: Path, here: Path) -> None:
-    said = refused(invoke(tiny_source, "ingest", "--metrics", metrics))
-    assert said.startswith(f"error: --metrics {metrics}: cannot be written") and "Errno" not in said
-    assert [path.name for path in here.iterdir()] == ["file"]
+def test_stage_is_refused_when_its_metrics_cannot_be_written(
+    metrics: str, tiny_xc_folder: Path, working_directory: Path
+) -> None:
+    error = read_error(invoke(tiny_xc_folder, "ingest", "--metrics", metrics))
+    assert error.startswith(f"error: --metrics {metrics}: cannot be written") and "Errno" not in error
+    assert [path.name for path in working_directory.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
-    ("row", "words", "said"),
+    ("row", "words", "error"),
     [
         ("{name: a}", ("--seeds=1e30",), "--seeds 1e30: expected whole numbers"),
         ("{name: a}", ("--seeds=0,-1",), "--seeds 0,-1: expected whole numbers of at least 0"),
@@ -116,34 +117,43 @@ def test_stage_is_refused_when_its_metrics_cannot_be_written(metrics: str, tiny_
         ("{name: a}", ("--out=taken",), "taken/mine.md: is a directory"),
     ],
 )
-def test_study_is_refused_before_it_begins(
-    row: str, words: tuple[str, ...], said: str, tiny_source: Path, here: Path
+def test_study_is_refused_before_anything_is_computed(
+    row: str, words: tuple[str, ...], error: str, tiny_xc_folder: Path, working_directory: Path
 ) -> None:
-    (here / "mine.yaml").write_text(f"title: Mine\nrows:\n  - {row}\n")
-    (here / "taken" / "mine.md").mkdir(parents=True)
-    assert said in refused(invoke(tiny_source, "ablate", "--study=mine.yaml", "--seeds=0", *words))
-    assert not list(here.rglob("cache"))
+    (working_directory / "mine.yaml").write_text(f"title: Mine\nrows:\n  - {row}\n")
+    (working_directory / "taken" / "mine.md").mkdir(parents=True)
+    assert error in read_error(invoke(tiny_xc_folder, "ablate", "--study=mine.yaml", "--seeds=0", *words))
+    assert not list(working_directory.rglob("cache"))
 
 
-def test_output_that_a_knob_reads_is_not_replaced(here: Path) -> None:
+def test_output_path_that_a_knob_reads_is_refused(working_directory: Path) -> None:
     for name, kind in (("dataset", "dataset"), ("evaluation", "evaluation")):
-        with drafts({kind: here / name}, sections={}, inputs={}, work=here / "work"):
+        with create_drafts({kind: working_directory / name}, sections={}, inputs={}, work=working_directory / "work"):
             pass
-    named = {"scoring.base": here / "evaluation"}
+    named = {"scoring.base": working_directory / "evaluation"}
+    error = "overlaps the directory of scoring.base; give evaluation another --evaluation"
     with (
-        pytest.raises(ArtifactError, match="is the place of scoring.base too; give evaluation another --evaluation"),
-        drafts({"evaluation": here / "evaluation"}, sections={}, inputs={}, work=here / "work", named=named),
+        pytest.raises(ArtifactError, match=error),
+        create_drafts(
+            {"evaluation": working_directory / "evaluation"},
+            sections={},
+            inputs={},
+            work=working_directory / "work",
+            named=named,
+        ),
     ):
         pass
 
 
-def test_outputs_on_one_disk_need_room_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_checked_for_the_sum_of_outputs_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: USAGE(0, 0, 10_000_000))
     check_room({tmp_path / "a": 6_000_000})
     with pytest.raises(ArtifactError, match="10 MB free on its disk, expected at least 12 MB"):
         check_room({tmp_path / "a": 6_000_000, tmp_path / "b" / "c": 6_000_000})
 
 
-def test_checking_a_path_leaves_nothing_there(tmp_path: Path) -> None:
+def test_check_writable_creates_no_files(tmp_path: Path) -> None:
     check_writable(tmp_path / "new" / "deeper" / "file")
     assert not list(tmp_path.iterdir())

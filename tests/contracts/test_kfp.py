@@ -1,9 +1,8 @@
-"""Components and compiled pipeline against the stage table, and what every task must carry on a cluster."""
+"""Components and compiled pipeline agree with the stage table and the table of resources."""
 
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from components import load_component
 from components.image import IMAGE
 from components.resources import (
     GPU,
@@ -47,13 +47,9 @@ def documents() -> tuple[dict[str, Any], dict[str, Any]]:
     return spec, platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
-def component(stage: Stage) -> Any:
-    return getattr(importlib.import_module(f"components.{stage.identifier}.component"), stage.identifier)
-
-
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_a_components_signature_is_its_stages(stage: Stage) -> None:
-    spec = component(stage).component_spec
+def test_component_signature_matches_its_stage(stage: Stage) -> None:
+    spec = load_component(stage).component_spec
     inputs = {name: value.type for name, value in (spec.inputs or {}).items()}
     assert {name for name in inputs if name in stage.reads} == set(stage.reads)
     parameters = {name: kind for name, kind in inputs.items() if name not in stage.reads}
@@ -63,8 +59,8 @@ def test_a_components_signature_is_its_stages(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_a_component_imports_nothing_heavy_at_the_top(stage: Stage) -> None:
-    """kfp takes the function's source into the pod; what it needs is imported in its body."""
+def test_component_module_imports_nothing_heavy(stage: Stage) -> None:
+    """kfp runs the function's source in the pod, so the function imports what it needs."""
     tree = ast.parse((ROOT / "components" / stage.identifier / "component.py").read_text())
     top = {
         name
@@ -78,7 +74,7 @@ def test_a_component_imports_nothing_heavy_at_the_top(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_a_task_gets_its_sections_and_the_artifacts_of_their_producers(
+def test_task_receives_its_sections_and_the_artifacts_of_their_producers(
     stage: Stage, documents: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     spec, _ = documents
@@ -95,47 +91,47 @@ def test_a_task_gets_its_sections_and_the_artifacts_of_their_producers(
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_a_task_is_placed_as_the_table_of_resources_says(
+def test_task_has_resources_volumes_secrets_and_retries(
     stage: Stage, documents: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     spec, platform = documents
-    need = RESOURCES[stage.name]
+    wanted = RESOURCES[stage.name]
     container = spec["deploymentSpec"]["executors"][f"exec-{stage.name}"]["container"]
     resources = container["resources"]
     assert container["image"] == IMAGE and not IMAGE.endswith(":latest")
     for key in ("cpuRequest", "cpuLimit", "memoryRequest", "memoryLimit"):
         assert resources[key] > 0
     task = spec["root"]["dag"]["tasks"][stage.name]
-    assert task["retryPolicy"]["maxRetryCount"] == need.retries >= 1
-    # counted from the start of the first attempt: a training is to be tried again however long it ran
+    assert task["retryPolicy"]["maxRetryCount"] == wanted.retries >= 1
+    # counted from the start of the first attempt, so it must exceed the longest training
     assert int(task["retryPolicy"]["backoffMaxDuration"].removesuffix("s")) >= 30 * 24 * 3600
     assert bool(task["cachingOptions"].get("enableCache")) is not stage.side_effects
-    placed = platform[f"exec-{stage.name}"]
-    assert placed["securityContext"] == {
+    kubernetes = platform[f"exec-{stage.name}"]
+    assert kubernetes["securityContext"] == {
         "runAsUser": str(USER), "runAsGroup": str(USER), "runAsNonRoot": True,
     }  # fmt: skip
-    secrets = {secret["secretName"]: secret for secret in placed["secretAsEnv"]}
+    secrets = {secret["secretName"]: secret for secret in kubernetes["secretAsEnv"]}
     assert set(secrets) == {MLFLOW_SECRET, STORE_SECRET} and all(one["optional"] for one in secrets.values())
-    (settings,) = placed["configMapAsEnv"]
+    (settings,) = kubernetes["configMapAsEnv"]
     assert settings["configMapName"] == SETTINGS and settings["optional"] is True
     assert {pair["envVar"] for pair in settings["keyToEnv"]} == set(SETTINGS_KEYS)
-    claims = [(volume["constant"], volume["mountPath"]) for volume in placed.get("pvcMount", [])]
-    assert claims == [(WORK_CLAIM, WORK_PATH)], "checkpoints and kept tracking outlive the pod"
-    assert placed["fieldPathAsEnv"] == [
+    claims = [(volume["constant"], volume["mountPath"]) for volume in kubernetes.get("pvcMount", [])]
+    assert claims == [(WORK_CLAIM, WORK_PATH)], "checkpoints and unsent tracking writes survive the pod"
+    assert kubernetes["fieldPathAsEnv"] == [
         {"name": NAMESPACE_ENV, "fieldPath": "metadata.namespace"},
         {"name": "KFP_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"},
     ]
-    assert bool(need.gpus) is stage.gpu
+    assert bool(wanted.gpus) is stage.gpu
     if stage.gpu:
         assert resources["accelerator"]["resourceType"] == GPU
-        assert placed["nodeSelector"]["labels"] == dict([GPU_POOL])
-        assert placed["tolerations"][0]["key"] == GPU
-        assert placed["emptyDirMounts"][0]["mountPath"] == "/dev/shm"
+        assert kubernetes["nodeSelector"]["labels"] == dict([GPU_POOL])
+        assert kubernetes["tolerations"][0]["key"] == GPU
+        assert kubernetes["emptyDirMounts"][0]["mountPath"] == "/dev/shm"
     else:
-        assert "accelerator" not in resources and "nodeSelector" not in placed
+        assert "accelerator" not in resources and "nodeSelector" not in kubernetes
 
 
-def test_the_file_is_a_valid_pipeline_spec(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_compiled_file_is_a_valid_pipeline_spec(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
     from google.protobuf import json_format
     from kfp.pipeline_spec import pipeline_spec_pb2
 
@@ -144,7 +140,8 @@ def test_the_file_is_a_valid_pipeline_spec(documents: tuple[dict[str, Any], dict
     assert set(spec.root.input_definitions.parameters) == {name for stage in STAGES.values() for name in stage.sections}
 
 
-def test_the_file_is_the_same_in_every_process() -> None:
+@pytest.mark.slow
+def test_compiled_file_is_the_same_in_every_process() -> None:
     code = "from pipelines.compile import compiled_text; print(compiled_text())"
     texts = {
         subprocess.run(
@@ -157,7 +154,7 @@ def test_the_file_is_the_same_in_every_process() -> None:
 
 
 class FakeServer(BaseHTTPRequestHandler):
-    """As much of Kubeflow's API as a submission asks for."""
+    """The part of Kubeflow's API that a submission calls."""
 
     posted: ClassVar[dict[str, Any]] = {}
     run: ClassVar[dict[str, Any]] = {"run_id": "1", "state": "PENDING", "created_at": "2026-01-01T00:00:00Z"}
@@ -183,7 +180,8 @@ class FakeServer(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_documented_command_submits_pipeline_and_platform(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_kfp_run_submit_sends_pipeline_and_platform_spec(tmp_path: Path) -> None:
     with HTTPServer(("127.0.0.1", 0), FakeServer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         kfp = [str(Path(sys.executable).parent / "kfp"), "--endpoint", f"http://127.0.0.1:{server.server_port}"]
@@ -200,16 +198,16 @@ def test_the_documented_command_submits_pipeline_and_platform(tmp_path: Path) ->
     }
 
 
-def test_an_image_given_at_compilation_is_every_tasks_image() -> None:
+def test_image_given_at_compilation_is_used_by_every_task() -> None:
     spec, _ = yaml.safe_load_all(compiled_text(resolve(preset="demo"), image="registry.example/ramen@sha256:0"))
     images = {executor["container"]["image"] for executor in spec["deploymentSpec"]["executors"].values()}
     assert images == {"registry.example/ramen@sha256:0"}
-    for name in ("exec-warmup", "exec-prune-retrain"):  # a job over several nodes runs what the step runs
+    for name in ("exec-warmup", "exec-prune-retrain"):  # the multi-node job runs the image of the step
         given = spec["deploymentSpec"]["executors"][name]["container"]["env"]
         assert {"name": "RAMEN_IMAGE", "value": "registry.example/ramen@sha256:0"} in given
 
 
-def test_a_preset_given_at_compilation_is_the_parameters_default(tmp_path: Path) -> None:
+def test_preset_given_at_compilation_sets_parameter_defaults(tmp_path: Path) -> None:
     made = tmp_path / "mine.yaml"
     done = CliRunner().invoke(cli, ["compile", "--preset", "debian", "--set", "base.name=ance", "-o", str(made)])
     assert done.exit_code == 0, done.output

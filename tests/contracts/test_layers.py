@@ -1,4 +1,4 @@
-"""Who may import what: the contracts in pyproject.toml hold, and they do refuse what they forbid."""
+"""Import contracts in pyproject.toml: they hold, and they refuse forbidden imports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).parent
 
 
-def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    """import-linter over the packages below `folder`."""
+def run_import_linter(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on the packages in a folder."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [str(PROGRAM / "lint-imports"), "--no-cache", "--config", str(folder / "pyproject.toml")]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -29,8 +29,8 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_layers_hold() -> None:
-    done = lint(ROOT)
+def test_import_contracts_hold() -> None:
+    done = run_import_linter(ROOT)
     assert done.returncode == 0, done.stdout
 
 
@@ -47,17 +47,17 @@ def test_layers_hold() -> None:
         ("ramen/index/build.py", "import kfp"),
     ],
 )
-def test_a_forbidden_import_is_refused(module: str, line: str, copy: Path) -> None:
+def test_forbidden_import_is_refused(module: str, line: str, copy: Path) -> None:
     path = copy / module
     path.write_text(path.read_text() + f"\n\ndef planted() -> None:\n    {line}\n")
-    done = lint(copy)
+    done = run_import_linter(copy)
     assert done.returncode == 1 and "BROKEN" in done.stdout
 
 
 @pytest.mark.parametrize(
     "module", ["ramen/cli/common.py", "ramen/config/knobs.py", "ramen/stages.py", "ramen/tracking/runs.py"]
 )
-def test_heavy_imports_are_refused_at_module_level(module: str) -> None:
+def test_heavy_import_at_module_level_is_refused(module: str) -> None:
     command = [str(PROGRAM / "ruff"), "check", "--select", "TID253", "--stdin-filename", module, "-"]
     for source, code in (("import torch\n", 1), ("def f():\n    import torch\n", 0)):
         done = subprocess.run(command, cwd=ROOT, input=source, capture_output=True, text=True)

@@ -80,10 +80,10 @@ def test_items_match_by_title_ignoring_case_and_whitespace() -> None:
     assert found == {(0, 0), (0, 1), (2, 4)}, "both labels of that name match; an exact match takes precedence"
 
 
-def test_data_without_self_or_reciprocal_pairs_is_unchanged(tiny_problem: Dataset) -> None:
-    uids = [f"other-{i}" for i in range(len(tiny_problem.train))]
-    names = [f"a note: {text}" for text in tiny_problem.train.texts]
-    dataset = replace(tiny_problem, train=Texts(uids, names))
+def test_data_without_self_or_reciprocal_pairs_is_unchanged(tiny_dataset: Dataset) -> None:
+    uids = [f"other-{i}" for i in range(len(tiny_dataset.train))]
+    names = [f"a note: {text}" for text in tiny_dataset.train.texts]
+    dataset = replace(tiny_dataset, train=Texts(uids, names))
     found, counts = apply_filter_rule(dataset, "auto")
     assert pair_set(found.filter_train) == pair_set(dataset.filter_train)
     assert pair_set(found.filter_test) == pair_set(dataset.filter_test)

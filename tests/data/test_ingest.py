@@ -50,26 +50,27 @@ def ingest(folder: Path, out: Path, track: NullTracker | None = None, **values: 
     return run_stage("ingest", sections={"data": data}, outputs={"dataset": out}, track=track)
 
 
+@pytest.mark.slow
 def test_ingest_writes_dataset_and_validation_report(
-    tiny_problem: Dataset, xc_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_dataset: Dataset, xc_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     track = Recorder()
     metrics = ingest(xc_folder, tmp_path / "dataset", track)
     artifact = open_artifact(tmp_path / "dataset", "dataset")
     found = Dataset.read(artifact.path)
-    assert found.train == tiny_problem.train and found.labels == tiny_problem.labels
-    assert (found.y_test != tiny_problem.y_test).nnz == 0
+    assert found.train == tiny_dataset.train and found.labels == tiny_dataset.labels
+    assert (found.y_test != tiny_dataset.y_test).nnz == 0
     assert (artifact.path / "anchors" / "links" / "test.npz").is_file()
     assert found.anchor_sets["links"].test is None, "the anchors' ground truth is not read"
     assert metrics["documents"] == 60 and metrics["labels"] == 30
-    assert metrics["labels_per_document"] == pytest.approx(tiny_problem.y_train.nnz / 60)
-    assert metrics["edges/links/train"] == tiny_problem.anchor_sets["links"].train.nnz
+    assert metrics["labels_per_document"] == pytest.approx(tiny_dataset.y_train.nnz / 60)
+    assert metrics["edges/links/train"] == tiny_dataset.anchor_sets["links"].train.nnz
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz_/") for name in metrics)
     assert artifact.counts["anchor_sets"]["category"]["anchors"] == 6
     page = (artifact.path / "validation" / "index.html").read_text()
     assert "relations" in page and "fa-check-circle" in page and "fa-times" not in page
     facts = json.loads((artifact.path / "validation" / "statistics.json").read_text())
-    assert facts["labels"]["without_training_documents"] == int((tiny_problem.y_train.sum(0) == 0).sum())
+    assert facts["labels"]["without_training_documents"] == int((tiny_dataset.y_train.sum(0) == 0).sum())
     assert {"validation/index.html", "validation/statistics.json"} <= track.files
     assert track.seen_tags == {"validation": "passed"}
     settings = DataConfig(source="xc", path=str(xc_folder))
@@ -80,6 +81,7 @@ def test_ingest_writes_dataset_and_validation_report(
     assert artifact.counts["filtered_pairs"] == {"identity": "uid", "files": 2, "self_pairs": 1, "reciprocal": 0}
 
 
+@pytest.mark.slow
 def test_digest_does_not_depend_on_time_zone(xc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest(xc_folder, tmp_path / "one")
     with monkeypatch.context() as elsewhere:
@@ -185,46 +187,48 @@ BROKEN: list[tuple[Callable[[Dataset], Dataset], list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "expected"), BROKEN)
 def test_each_critical_rule_finds_its_defect(
-    tiny_problem: Dataset, tmp_path: Path, damage: Callable[[Dataset], Dataset], expected: list[str]
+    tiny_dataset: Dataset, tmp_path: Path, damage: Callable[[Dataset], Dataset], expected: list[str]
 ) -> None:
-    report = validation.validate(damage(tiny_problem), tmp_path / "validation")
+    report = validation.validate(damage(tiny_dataset), tmp_path / "validation")
     assert [str(defect) for defect in report.critical] == expected
     page = (tmp_path / "validation" / "index.html").read_text()
     assert "fa-times" in page, "the Data Docs show the failure"
 
 
-def test_test_documents_copied_from_training_are_a_warning(tiny_problem: Dataset, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_test_documents_copied_from_training_are_a_warning(tiny_dataset: Dataset, tmp_path: Path) -> None:
     row = 5
-    labels = tiny_problem.y_test.tolil()
-    labels[2] = tiny_problem.y_train[row].toarray()
+    labels = tiny_dataset.y_test.tolil()
+    labels[2] = tiny_dataset.y_train[row].toarray()
     copied = replace(
-        tiny_problem,
-        test=replace_text(tiny_problem.test, 2, text=tiny_problem.train.texts[row]),
+        tiny_dataset,
+        test=replace_text(tiny_dataset.test, 2, text=tiny_dataset.train.texts[row]),
         y_test=sp.csr_matrix(labels),
     )
-    before = validation.validate(tiny_problem, tmp_path / "a")
+    before = validation.validate(tiny_dataset, tmp_path / "a")
     after = validation.validate(copied, tmp_path / "b")
     assert before.critical == after.critical == [] and before.warnings == []
     assert "1 test documents have the text of a training document (1 also its labels)" in str(after.warnings[0])
 
 
-def test_duplicate_training_texts_are_a_warning(tiny_problem: Dataset, tmp_path: Path) -> None:
-    duplicated = replace(tiny_problem, train=replace_text(tiny_problem.train, 2, text=tiny_problem.train.texts[5]))
+def test_duplicate_training_texts_are_a_warning(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    duplicated = replace(tiny_dataset, train=replace_text(tiny_dataset.train, 2, text=tiny_dataset.train.texts[5]))
     (warning,) = validation.validate(duplicated, tmp_path / "a").warnings
     assert "1 training documents repeat the text of another one; write one line per text" in str(warning)
 
 
-def test_validation_counts_defects_beyond_the_first_twenty(tiny_problem: Dataset, tmp_path: Path) -> None:
-    empty = replace(tiny_problem, labels=Texts(tiny_problem.labels.uids, [PLACEHOLDER] * 30))
+def test_validation_counts_defects_beyond_the_first_twenty(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    empty = replace(tiny_dataset, labels=Texts(tiny_dataset.labels.uids, [PLACEHOLDER] * 30))
     warnings = validation.validate(empty, tmp_path / "a").warnings
     assert len(warnings) == 21 and "and 10 more defects of this kind" in str(warnings[-1])
 
 
-def test_data_docs_contain_no_texts(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_data_docs_contain_no_texts(tiny_dataset: Dataset, tmp_path: Path) -> None:
     secret = "a very private sentence"
-    validation.validate(replace(tiny_problem, train=replace_text(tiny_problem.train, 1, text=secret)), tmp_path)
+    validation.validate(replace(tiny_dataset, train=replace_text(tiny_dataset.train, 1, text=secret)), tmp_path)
     assert all(secret not in page.read_text() for page in tmp_path.rglob("*.html"))
 
 

@@ -98,8 +98,8 @@ def test_broken_matrix_names_the_line(tmp_path: Path, text: str, expected: str) 
 def test_reading_stops_after_twenty_defects(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_text_matrix(tmp_path / "m.txt", "100 4\n" + "oops\n" * 100)
-    assert len(error.value.problems) == 20
-    assert error.value.problems[-1].line == 21
+    assert len(error.value.defects) == 20
+    assert error.value.defects[-1].line == 21
 
 
 def test_truncated_gzip_names_the_last_readable_line(tmp_path: Path) -> None:

@@ -54,14 +54,14 @@ def write_json(folder: Path, *, content: bool = True) -> Path:
     return folder
 
 
-def test_written_dataset_round_trips(tiny_problem: Dataset, xc_folder: Path) -> None:
+def test_written_dataset_round_trips(tiny_dataset: Dataset, xc_folder: Path) -> None:
     found = xc.read(make_settings(xc_folder))
     for name in ("train", "test", "labels"):
-        assert getattr(found, name) == getattr(tiny_problem, name)
+        assert getattr(found, name) == getattr(tiny_dataset, name)
     for name in ("y_train", "y_test", "filter_train", "filter_test"):
-        assert equal(getattr(found, name), getattr(tiny_problem, name)), name
+        assert equal(getattr(found, name), getattr(tiny_dataset, name)), name
     assert list(found.anchor_sets) == ["category", "links"]
-    for name, anchors in tiny_problem.anchor_sets.items():
+    for name, anchors in tiny_dataset.anchor_sets.items():
         read = found.anchor_sets[name]
         assert read.texts == anchors.texts
         assert equal(read.train, anchors.train) and equal(read.labels, anchors.labels)
@@ -91,12 +91,12 @@ def test_misplaced_or_incomplete_anchor_set_is_warned_of(xc_folder: Path, capsys
     assert capsys.readouterr().err.splitlines() == [f"warning: {misplaced}", f"warning: {incomplete}"]
 
 
-def test_byte_order_mark_is_skipped(xc_folder: Path, tiny_problem: Dataset) -> None:
+def test_byte_order_mark_is_skipped(xc_folder: Path, tiny_dataset: Dataset) -> None:
     for name in ("raw_data/train.raw.txt", "trn_X_Y.txt"):
         file = xc_folder / name
         file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
     found = xc.read(make_settings(xc_folder))
-    assert found.train == tiny_problem.train and equal(found.y_train, tiny_problem.y_train)
+    assert found.train == tiny_dataset.train and equal(found.y_train, tiny_dataset.y_train)
 
 
 def test_training_groups_round_trip_and_stay_whole_in_a_subset(xc_folder: Path, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_json_layout_and_text_fields_by_folder_name(tmp_path: Path, capsys: pyte
     assert full.filter_train.nnz == full.filter_test.nnz == 0
     full.write(tmp_path / "dataset")
     assert Dataset.read(tmp_path / "dataset").train.titles == full.train.titles == ["Alpha", "Beta"]
-    assert full.train.at([1]).names == ["Beta"]
+    assert full.train.select([1]).names == ["Beta"]
     assert xc.read(make_settings(folder, text="title")).train.texts == ["Alpha", "Beta"]
     titles = write_json(tmp_path / "LF-ThingsTitles-3")
     assert xc.read(make_settings(titles)).test.texts == ["Gamma"]
@@ -166,20 +166,20 @@ def test_json_layout_and_text_fields_by_folder_name(tmp_path: Path, capsys: pyte
     assert xc.read(make_settings(titles, text="title+content")).test.texts == ["Gamma all about Gamma"]
 
 
-def test_dexml_layout_and_renee_filter_names_are_read(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_dexml_layout_and_renee_filter_names_are_read(tiny_dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
-    for name, texts in (("trn_X", tiny_problem.train), ("tst_X", tiny_problem.test), ("Y", tiny_problem.labels)):
+    for name, texts in (("trn_X", tiny_dataset.train), ("tst_X", tiny_dataset.test), ("Y", tiny_dataset.labels)):
         (tmp_path / "raw" / f"{name}.txt").write_text("\n".join(texts.texts) + "\n")
-    sp.save_npz(tmp_path / "Y.trn.npz", tiny_problem.y_train * 3)
-    sp.save_npz(tmp_path / "Y.tst.npz", tiny_problem.y_test)
+    sp.save_npz(tmp_path / "Y.trn.npz", tiny_dataset.y_train * 3)
+    sp.save_npz(tmp_path / "Y.tst.npz", tiny_dataset.y_test)
     (tmp_path / "tst_filter_labels.txt").write_text("2 3\n")
     found = xc.read(make_settings(tmp_path))
-    assert found.train.uids[:2] == ["train:0", "train:1"] and found.train.texts == tiny_problem.train.texts
-    assert equal(found.y_train, tiny_problem.y_train)
+    assert found.train.uids[:2] == ["train:0", "train:1"] and found.train.texts == tiny_dataset.train.texts
+    assert equal(found.y_train, tiny_dataset.y_train)
     assert list(zip(*found.filter_test.nonzero(), strict=True)) == [(2, 3)]
 
 
-def test_non_latin_and_arrow_texts_round_trip(xc_folder: Path, tiny_problem: Dataset) -> None:
+def test_non_latin_and_arrow_texts_round_trip(xc_folder: Path, tiny_dataset: Dataset) -> None:
     file = xc_folder / "raw_data" / "label.raw.txt"
     lines = file.read_text().split("\n")
     lines[0], lines[1], lines[2] = "l0->ラーメン と 餃子", "l1->a -> b\tc", "l2->line\u2028separator"
@@ -216,12 +216,12 @@ def test_json_objects_without_uid_are_numbered(tmp_path: Path) -> None:
     assert xc.read(make_settings(folder)).train.uids == ["train:0", "train:1"]
 
 
-def test_empty_texts_become_placeholders_and_empty_anchors_are_dropped(xc_folder: Path, tiny_problem: Dataset) -> None:
+def test_empty_texts_become_placeholders_and_empty_anchors_are_dropped(xc_folder: Path, tiny_dataset: Dataset) -> None:
     raw = xc_folder / "raw_data"
     lines = (raw / "test.raw.txt").read_text().split("\n")
     lines[4] = "test-4->"
     (raw / "test.raw.txt").write_text("\n".join(lines))
-    anchors = tiny_problem.anchor_sets["category"].texts
+    anchors = tiny_dataset.anchor_sets["category"].texts
     (raw / "category.raw.txt.gz").unlink()
     rows = [f"{uid}->{anchors.texts[i] if i != 2 else ''}" for i, uid in enumerate(anchors.uids)]
     (raw / "category.raw.txt").write_text("\n".join(rows) + "\n")
@@ -230,7 +230,7 @@ def test_empty_texts_become_placeholders_and_empty_anchors_are_dropped(xc_folder
     kept = found.anchor_sets["category"]
     assert anchors.uids[2] not in kept.texts.uids and len(kept.texts) == len(anchors) - 1
     columns = [0, 1, 3, 4, 5]
-    assert equal(kept.labels, tiny_problem.anchor_sets["category"].labels[:, columns])
+    assert equal(kept.labels, tiny_dataset.anchor_sets["category"].labels[:, columns])
 
 
 def test_linker_predictions_and_features_are_ignored(xc_folder: Path) -> None:
@@ -240,13 +240,13 @@ def test_linker_predictions_and_features_are_ignored(xc_folder: Path) -> None:
     assert list(xc.read(make_settings(xc_folder)).anchor_sets) == ["category", "links"]
 
 
-def test_subset_is_smaller_consistent_and_deterministic(xc_folder: Path, tiny_problem: Dataset) -> None:
+def test_subset_is_smaller_consistent_and_deterministic(xc_folder: Path, tiny_dataset: Dataset) -> None:
     one, two = (xc.read(make_settings(xc_folder, max_documents=30, seed=3)) for _ in range(2))
     assert len(one.train) + len(one.test) == 30 and one.train == two.train
     assert xc.read(make_settings(xc_folder, max_documents=30, seed=4)).train != one.train
-    whole = dict(zip(tiny_problem.train.uids, tiny_problem.y_train.toarray(), strict=True))
+    whole = dict(zip(tiny_dataset.train.uids, tiny_dataset.y_train.toarray(), strict=True))
     for uid, row in zip(one.train.uids, one.y_train.toarray(), strict=True):
-        expected = {tiny_problem.labels.uids[i] for i in whole[uid].nonzero()[0]}
+        expected = {tiny_dataset.labels.uids[i] for i in whole[uid].nonzero()[0]}
         assert {one.labels.uids[i] for i in row.nonzero()[0]} == expected
     assert ((one.y_train.sum(0) + one.y_test.sum(0)) > 0).all(), "every remaining label has a document"
     for anchors in one.anchor_sets.values():

@@ -24,6 +24,7 @@ def make_model(kind: str, dropout: float = 0.0) -> torch.nn.Module:
     return BertModel(BertConfig(attn_implementation="eager", **size), add_pooling_layer=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta"])
 def test_cpu_kernels_give_same_vectors_and_gradients(kind: str) -> None:
     plain = make_model(kind).train()

@@ -18,6 +18,7 @@ from ramen.errors import RamenError
 TEXTS = ["numpy: fast arrays", "", "a", "web server with TLS and HTTP/2 support " * 3, "größe 数学 données", "a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["minilm", "tiny"])
 def test_saved_encoder_gives_same_vectors_in_sentence_transformers(name: str, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer

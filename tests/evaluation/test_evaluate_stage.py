@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 from on_disk import graphs_of
 
-from ramen.artifacts import drafts, open_artifact
+from ramen.artifacts import create_drafts, open_artifact
 from ramen.cli import tables
 from ramen.config import EncoderConfig
 from ramen.data.dataset import AnchorSet, Dataset, Texts
@@ -48,7 +48,7 @@ class RecordingTracker(NullTracker):
 
 def write_inputs(problem: Dataset, folder: Path, history: Any = HISTORY) -> dict[str, Path]:
     paths = {name: folder / name for name in ("dataset", "pruned_graph", "model")}
-    with drafts(paths, sections={}, inputs={}, work=folder / "work") as made:
+    with create_drafts(paths, sections={}, inputs={}, work=folder / "work") as made:
         problem.write(made["dataset"].path)
         write_graphs(made["pruned_graph"].path, graphs_of(problem))
         load_encoder("tiny", ENCODER).save(made["model"].path)
@@ -68,18 +68,19 @@ def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def inputs(tiny_problem: Dataset, tmp_path: Path) -> dict[str, Path]:
-    return write_inputs(tiny_problem, tmp_path)
+def inputs(tiny_dataset: Dataset, tmp_path: Path) -> dict[str, Path]:
+    return write_inputs(tiny_dataset, tmp_path)
 
 
-def test_link_prediction_uses_all_raw_edges_regardless_of_pruning(tiny_problem: Dataset, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_link_prediction_uses_all_raw_edges_regardless_of_pruning(tiny_dataset: Dataset, tmp_path: Path) -> None:
     # more anchors than the depth of 100, so that the recall can be below 100 %
-    links = tiny_problem.anchor_sets["links"]
+    links = tiny_dataset.anchor_sets["links"]
     extra_texts = [f"page of {i}" for i in range(300)]
     texts = Texts([*links.texts.uids, *(f"extra-{i}" for i in range(300))], [*links.texts.texts, *extra_texts])
     train = sp.hstack([links.train, sp.random(60, 300, 0.02, "csr", np.float32, random_state=0).sign()], "csr")
     wide = AnchorSet(texts, train, sp.csr_matrix((30, train.shape[1]), dtype=np.float32))
-    problem = replace(tiny_problem, anchor_sets={"links": wide})
+    problem = replace(tiny_dataset, anchor_sets={"links": wide})
     inputs = write_inputs(problem, tmp_path / "whole")
     metrics = run_evaluate(inputs, tmp_path / "a", links=True)
     encoder = load_encoder(inputs["model"], ENCODER)
@@ -90,23 +91,23 @@ def test_link_prediction_uses_all_raw_edges_regardless_of_pruning(tiny_problem: 
     recall = np.take_along_axis(true, nearest, axis=1).sum(1) / np.maximum(true.sum(1), 1)
     assert metrics["links/links_r_at_100"] == pytest.approx(100 * recall[true.any(1)].mean()) and recall.mean() < 0.9
     pruned = replace(wide, train=sp.csr_matrix(wide.train.shape, dtype=np.float32))
-    with drafts({"pruned_graph": tmp_path / "p"}, sections={}, inputs={}, work=tmp_path / "work") as made:
+    with create_drafts({"pruned_graph": tmp_path / "p"}, sections={}, inputs={}, work=tmp_path / "work") as made:
         write_graphs(made["pruned_graph"].path, graphs_of(replace(problem, anchor_sets={"links": pruned})))
     repeated = run_evaluate({**inputs, "pruned_graph": tmp_path / "p"}, tmp_path / "b", links=True)
     assert repeated["links/links_r_at_100"] == metrics["links/links_r_at_100"]
 
 
 def test_metrics_and_predictions_match_brute_force(
-    inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: dict[str, Path], tiny_dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ramen.evaluation.predictions.ROW_GROUP", 7)
     out, track = tmp_path / "evaluation", RecordingTracker()
     metrics = run_evaluate(inputs, out, track)
     encoder = load_encoder(inputs["model"], ENCODER)
-    scores = encoder.encode(tiny_problem.test.texts) @ encoder.encode(tiny_problem.labels.texts).T
-    scores[tiny_problem.filter_test.toarray() > 0] = -np.inf
+    scores = encoder.encode(tiny_dataset.test.texts) @ encoder.encode(tiny_dataset.labels.texts).T
+    scores[tiny_dataset.filter_test.toarray() > 0] = -np.inf
     best = np.argsort(-scores, axis=1, kind="stable")
-    hit = [tiny_problem.y_test[i, best[i, 0]] for i in range(len(best))]
+    hit = [tiny_dataset.y_test[i, best[i, 0]] for i in range(len(best))]
     assert metrics["p_at_1"] == pytest.approx(100 * np.mean(hit))
 
     table = pq.read_table(out / "predictions.parquet")
@@ -115,7 +116,7 @@ def test_metrics_and_predictions_match_brute_force(
     assert [row["label_index"] for row in rows] == best[0, :29].tolist()
     assert [row["rank"] for row in rows] == list(range(1, 30))
     assert {row["document"] for row in rows} == {"test-0"}
-    assert rows[3]["label"] == tiny_problem.labels.uids[best[0, 3]]
+    assert rows[3]["label"] == tiny_dataset.labels.uids[best[0, 3]]
     assert table.num_rows == 20 * 30 - 1
     assert np.isfinite(table["score"].to_numpy()).all()
 
@@ -161,15 +162,15 @@ def test_figures_and_report_are_written(
 
 
 @pytest.mark.parametrize("history", [None, [{"phase": "warmup"}]])
-def test_model_without_training_values_is_evaluated(tiny_problem: Dataset, tmp_path: Path, history: Any) -> None:
-    run_evaluate(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
+def test_model_without_training_values_is_evaluated(tiny_dataset: Dataset, tmp_path: Path, history: Any) -> None:
+    run_evaluate(write_inputs(tiny_dataset, tmp_path, history), tmp_path / "evaluation")
     assert [file.stem for file in (tmp_path / "evaluation/figures").glob("*.png")] == ["quantiles"]
 
 
 @pytest.mark.parametrize("history", [{"not": "a list"}, [3], [{"loss": "much"}], [{"lambda": [1]}]])
-def test_damaged_history_is_refused(tiny_problem: Dataset, tmp_path: Path, history: Any) -> None:
+def test_damaged_history_is_refused(tiny_dataset: Dataset, tmp_path: Path, history: Any) -> None:
     with pytest.raises(ArtifactError, match="model/history.json: .*; run the stage that wrote it again"):
-        run_evaluate(write_inputs(tiny_problem, tmp_path, history), tmp_path / "evaluation")
+        run_evaluate(write_inputs(tiny_dataset, tmp_path, history), tmp_path / "evaluation")
 
 
 def test_base_is_compared_with_the_run(
@@ -190,11 +191,11 @@ def test_base_is_compared_with_the_run(
     assert not any(key.startswith(("base/base/", "base/gain")) for key in stored), "the base of the base is not copied"
 
 
-def test_gains_have_standard_errors_clustered_by_group(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_gains_have_standard_errors_clustered_by_group(tiny_dataset: Dataset, tmp_path: Path) -> None:
     groups = np.repeat(np.arange(7), [6, 4, 3, 3, 2, 1, 1])
-    inputs = write_inputs(replace(tiny_problem, test_groups=groups), tmp_path)
+    inputs = write_inputs(replace(tiny_dataset, test_groups=groups), tmp_path)
     base = run_evaluate(inputs, tmp_path / "base")
-    with drafts({"model": tmp_path / "other"}, sections={}, inputs={}, work=tmp_path / "work") as made:
+    with create_drafts({"model": tmp_path / "other"}, sections={}, inputs={}, work=tmp_path / "work") as made:
         encoder = load_encoder("tiny", ENCODER)
         rng = np.random.default_rng(0)
         for weight in encoder.parameters():
@@ -209,7 +210,7 @@ def test_gains_have_standard_errors_clustered_by_group(tiny_problem: Dataset, tm
     for name in ("out", "base"):
         table = pq.read_table(tmp_path / name / "predictions.parquet", filters=[("rank", "=", 1)]).to_pylist()
         best = {row["document"]: row["label_index"] for row in table}
-        first[name] = np.array([100 * tiny_problem.y_test[i, best[f"test-{i}"]] for i in range(20)])
+        first[name] = np.array([100 * tiny_dataset.y_test[i, best[f"test-{i}"]] for i in range(20)])
     differences = first["out"] - first["base"]
     assert metrics["gain/p_at_1"] == pytest.approx(differences.mean()) == metrics["p_at_1"] - base["p_at_1"]
     sums = [(differences - differences.mean())[groups == group].sum() for group in range(7)]
@@ -224,8 +225,8 @@ def test_gains_have_standard_errors_clustered_by_group(tiny_problem: Dataset, tm
     assert "clustered by their 7 groups" in html and f" ±{metrics['gain_se/p_at_1']:.2f}</span>" in html
 
 
-def test_gains_of_one_group_have_no_standard_errors(tiny_problem: Dataset, tmp_path: Path) -> None:
-    inputs = write_inputs(replace(tiny_problem, test_groups=np.zeros(20, np.int64)), tmp_path)
+def test_gains_of_one_group_have_no_standard_errors(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    inputs = write_inputs(replace(tiny_dataset, test_groups=np.zeros(20, np.int64)), tmp_path)
     run_evaluate(inputs, tmp_path / "base")
     metrics = run_evaluate(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"))
     assert metrics["gain/p_at_1"] == 0 and not any(key.startswith("gain_se/") for key in metrics)
@@ -253,29 +254,29 @@ def test_peer_that_cannot_run_is_skipped_with_a_warning(
 
 
 def test_base_of_another_dataset_or_propensity_is_refused(
-    inputs: dict[str, Path], tiny_problem: Dataset, tmp_path: Path
+    inputs: dict[str, Path], tiny_dataset: Dataset, tmp_path: Path
 ) -> None:
     run_evaluate(inputs, tmp_path / "base")
     with pytest.raises(ArtifactError, match="a=0.55, b=1.5, here a=0.6"):
         run_evaluate(inputs, tmp_path / "evaluation", base=str(tmp_path / "base"), propensity_a=0.6)
-    other = write_inputs(replace(tiny_problem, y_test=tiny_problem.y_test[::-1].tocsr()), tmp_path / "other")
+    other = write_inputs(replace(tiny_dataset, y_test=tiny_dataset.y_test[::-1].tocsr()), tmp_path / "other")
     with pytest.raises(ArtifactError, match="another dataset"):
         run_evaluate(other, tmp_path / "evaluation", base=str(tmp_path / "base"))
     assert not (tmp_path / "evaluation").exists()
 
 
-def test_test_set_without_labels_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
-    empty = replace(tiny_problem, y_test=sp.csr_matrix(tiny_problem.y_test.shape, dtype=np.float32))
+def test_test_set_without_labels_is_refused(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    empty = replace(tiny_dataset, y_test=sp.csr_matrix(tiny_dataset.y_test.shape, dtype=np.float32))
     with pytest.raises(DataError, match="at least one test document with a label"):
         run_evaluate(write_inputs(empty, tmp_path), tmp_path / "evaluation")
 
 
-def test_model_with_non_finite_vectors_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
-    paths = write_inputs(tiny_problem, tmp_path)
+def test_model_with_non_finite_vectors_is_refused(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    paths = write_inputs(tiny_dataset, tmp_path)
     broken = load_encoder("tiny", ENCODER)
     for weight in broken.parameters():
         weight.data.fill_(float("nan"))
-    with drafts({"model": paths["model"]}, sections={}, inputs={}, work=tmp_path / "work") as made:
+    with create_drafts({"model": paths["model"]}, sections={}, inputs={}, work=tmp_path / "work") as made:
         broken.save(made["model"].path)
     with pytest.raises(ArtifactError, match="not finite"):
         run_evaluate(paths, tmp_path / "evaluation")

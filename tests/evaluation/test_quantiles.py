@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ramen.evaluation.metrics import evaluate, flat, rank
+from ramen.evaluation.metrics import compute_metrics, flat, rank_scores
 from ramen.evaluation.quantiles import equi_volume_bins, flatten_bins, head_torso_tail, metrics_by_bin
 
 FREQUENCIES = [10, 6, 5, 4, 3, 2, 2, 1, 1, 1, 0]
@@ -57,10 +57,10 @@ def test_bin_contributions_sum_and_label_recall_is_averaged_within_the_bin() -> 
     dense = (rng.random((50, 120)) < 0.05).astype(float)
     dense[:, 7] = 0
     y = sp.csr_matrix(dense)
-    order, inv_p, frequency = rank(rng.random((50, 120)), 100), rng.random(120) + 1, rng.integers(0, 30, 120)
+    order, inv_p, frequency = rank_scores(rng.random((50, 120)), 100), rng.random(120) + 1, rng.integers(0, 30, 120)
     bins = head_torso_tail(frequency)
     table = metrics_by_bin(order, y, inv_p, frequency, bins)
-    for key, whole in flat(evaluate(order, y, inv_p)).items():
+    for key, whole in flat(compute_metrics(order, y, inv_p)).items():
         assert sum(row[key] for row in table.values()) == pytest.approx(whole)
 
     truth, hit = y.toarray(), np.zeros((50, 120))
@@ -80,6 +80,8 @@ def test_flat_keys_have_the_bin_as_prefix_and_no_counts() -> None:
 
 def test_bin_without_test_labels_has_no_label_recall() -> None:
     y = sp.csr_matrix(np.array([[1.0, 0.0]]))
-    rows = metrics_by_bin(rank(np.array([[0.5, 0.1]]), 10), y, np.ones(2), np.array([2, 1]), {"a": [0], "b": [1]})  # type: ignore[dict-item]
+    rows = metrics_by_bin(
+        rank_scores(np.array([[0.5, 0.1]]), 10), y, np.ones(2), np.array([2, 1]), {"a": [0], "b": [1]}
+    )  # type: ignore[dict-item]
     assert rows["a"]["label_r_at_10"] == 100.0
     assert "label_r_at_10" not in rows["b"]

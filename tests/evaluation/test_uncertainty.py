@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 from scipy.stats import ttest_rel
 
-from ramen.evaluation.metrics import document_weights, evaluate, label_recall, metrics_by_document
+from ramen.evaluation.metrics import compute_metrics, document_weights, label_recall, metrics_by_document
 from ramen.evaluation.uncertainty import Gain, PerDocument, flat_gains, is_significant, paired_gains, standard_error
 
 LABELS, DEPTH = 60, 10
@@ -100,7 +100,7 @@ def test_gain_of_two_standard_errors_is_significant() -> None:
 def test_contributions_average_to_the_metric_and_weights_to_one() -> None:
     runs = ClusteredRuns(3, groups=40)
     ours, _ = runs.tables()
-    curves = evaluate(runs.rankings[0], runs.y, runs.inv_p)
+    curves = compute_metrics(runs.rankings[0], runs.y, runs.inv_p)
     for key, values in ours.values.items():
         metric, k = key.rpartition("/")[2].split("_at_")
         if metric != "label_r" and "/" not in key:

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from ramen.graph.metadata import Graph
-from ramen.graph.pruning import drawable_edges, edge_cosines, random_cosines
+from ramen.graph.pruning import edge_cosines, random_cosines, sample_row_edges
 
 ROWS, ANCHORS, TOPICS, WIDTH = 2000, 300, 30, 64
 
@@ -114,13 +114,14 @@ def test_drawable_edges_keeps_at_most_the_allowed_edges_per_row() -> None:
     graph = make_skewed_graph()
     most = np.full(400, 12, np.int64)
     most[5], most[7] = 0, 1
-    chosen = drawable_edges(graph, most, None, key=1)
+    chosen = sample_row_edges(graph, most, None, key=1)
     counts = np.diff(graph.indptr)
     np.testing.assert_array_equal(np.diff(graph.select(chosen).indptr), np.minimum(counts, most))
-    np.testing.assert_array_equal(chosen, drawable_edges(graph, most, None, key=1))
-    assert not np.array_equal(chosen, drawable_edges(graph, most, None, key=2))
+    np.testing.assert_array_equal(chosen, sample_row_edges(graph, most, None, key=1))
+    assert not np.array_equal(chosen, sample_row_edges(graph, most, None, key=2))
 
 
+@pytest.mark.slow
 def test_drawable_edges_are_weighted_samples_shared_between_rows() -> None:
     graph = make_skewed_graph()
     weights = 1.0 / np.sqrt(np.maximum(np.bincount(graph.indices, minlength=3000), 1))
@@ -128,11 +129,11 @@ def test_drawable_edges_are_weighted_samples_shared_between_rows() -> None:
     one = np.ones(400, np.int64)
     frequency = np.zeros(graph.num_edges)
     for key in range(3000):
-        frequency += drawable_edges(graph, one, weights, key)
+        frequency += sample_row_edges(graph, one, weights, key)
     edges = np.flatnonzero(rows == large[0])
     expected = weights[graph.indices[edges]] / weights[graph.indices[edges]].sum()
     np.testing.assert_allclose(frequency[edges] / 3000, expected, atol=0.006)
 
     most = np.full(400, 12, np.int64)
-    shared = len(np.unique(graph.indices[drawable_edges(graph, most, weights, 1)]))
+    shared = len(np.unique(graph.indices[sample_row_edges(graph, most, weights, 1)]))
     assert shared < 0.5 * len(np.unique(graph.indices)), "few anchors need a vector"

@@ -1,9 +1,9 @@
-"""Train both stages while being killed at random, again and again, until they are done.
+"""Run both training stages in processes that are killed at random times, until the stages are done.
 
     python killed_training.py SECTIONS.json DATASET GRAPH OUT SEED
 
-Each attempt is a forked child (everything heavy is imported once) that is sent SIGKILL after a random time. Prints one
-JSON line: what each killed attempt said last.
+Each attempt is a forked child, so that heavy imports happen once, and receives SIGKILL after a random time. Prints one
+line of JSON: the last line that each killed attempt printed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a f
 
 import torch
 
-import ramen.training.stage  # noqa: F401  what a forked child would otherwise import each time
+import ramen.training.stage  # noqa: F401  imported before the fork
 from ramen.config import EncoderConfig
 from ramen.encoder.loading import load_encoder
 
 from training_recipe import train
 
 
-def attempt(sections: dict, artifacts: dict[str, Path], out: Path, said: Path) -> None:
-    """The child: finish what is not finished yet, then leave without a trace of the parent's state."""
-    stream = said.open("w", encoding="utf-8", buffering=1)
+def run_attempt(sections: dict, artifacts: dict[str, Path], out: Path, log: Path) -> None:
+    """Run the unfinished stages in the child, and exit without the parent's cleanup."""
+    stream = log.open("w", encoding="utf-8", buffering=1)
     sys.stderr = stream
     try:
-        train(artifacts, out, sections, again=False)
+        train(artifacts, out, sections, skip_finished=True)
     except BaseException as error:
         print(f"failed {error!r}", file=stream, flush=True)
         os._exit(1)
@@ -44,15 +44,17 @@ def main() -> None:
     values = json.loads(Path(sections).read_text(encoding="utf-8"))
     artifacts = {"dataset": Path(dataset), "graph": Path(graph)}
     rng = random.Random(int(seed))
-    torch.set_num_threads(1)  # no pool of threads that a fork would lose
+    torch.set_num_threads(1)  # a fork would lose a pool of threads
     load_encoder("tiny", EncoderConfig(name="tiny")).encode(["warm"])
-    said = Path(out) / "said.txt"
-    last: list[str] = []
+    log = Path(out) / "log.txt"
+    last_lines: list[str] = []
     for number in range(200):
         child = os.fork()
         if child == 0:
-            attempt(values, artifacts, Path(out), said)
-        deadline = time.monotonic() + rng.uniform(0.1, 1.0 + 0.1 * number)  # a busy machine gets there, too
+            run_attempt(values, artifacts, Path(out), log)
+        deadline = time.monotonic() + rng.uniform(
+            0.1, 1.0 + 0.1 * number
+        )  # increasing, so that a busy machine finishes, too
         status = None
         while time.monotonic() < deadline:
             done, status = os.waitpid(child, os.WNOHANG)
@@ -62,14 +64,14 @@ def main() -> None:
         else:
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
-        words = said.read_text(encoding="utf-8").strip().splitlines()
+        lines = log.read_text(encoding="utf-8").strip().splitlines()
         if status == 0:
-            print(json.dumps(last))
+            print(json.dumps(last_lines))
             return
         if not os.WIFSIGNALED(status):
-            sys.exit(f"attempt ended with {status}: {words[-1] if words else ''}")
-        last.append(words[-1] if words else "")
-    sys.exit("never finished")
+            sys.exit(f"attempt ended with {status}: {lines[-1] if lines else ''}")
+        last_lines.append(lines[-1] if lines else "")
+    sys.exit("not finished after 200 attempts")
 
 
 if __name__ == "__main__":

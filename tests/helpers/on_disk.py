@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from ramen.artifacts import drafts
+from ramen.artifacts import create_drafts
 from ramen.data.dataset import Dataset
 from ramen.graph.metadata import Graph, Side
 from ramen.stages import run_stage
@@ -16,7 +16,7 @@ from ramen.stages import run_stage
 def on_disk(problem: Dataset, folder: Path) -> dict[str, Path]:
     """Write the artifacts `dataset` and `graph` (without a walk) into a folder; return their paths."""
     paths = {name: folder / name for name in ("dataset", "graph")}
-    with drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
+    with create_drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
         problem.write(draft["dataset"].path)
     run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": paths["dataset"]},
               outputs={"graph": paths["graph"]})  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fixtures for tests of indexes and of publishing: an MLflow run, an encoder, and finished stage artifacts."""
+"""Fixtures for tests of indexes and publishing: an MLflow run, an encoder, and finished artifacts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ramen import config
-from ramen.artifacts import Artifact, drafts, open_artifact
+from ramen.artifacts import Artifact, create_drafts, open_artifact
 from ramen.data.dataset import Dataset
 from ramen.encoder.label_vectors import write_classifier, write_context
 from ramen.tracking import NullTracker
@@ -22,7 +22,7 @@ METRICS = {"p_at_1": 40.0, "psp_at_5": 30.0, "tail/p_at_1": 10.0}
 
 @dataclass
 class RunTracker(NullTracker):
-    """A tracker with the id of a real MLflow run; it keeps logged metrics in memory."""
+    """A tracker with the id of an MLflow run that keeps metrics in memory."""
 
     run_id: str | None = None
     logged: dict[str, float] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class RunTracker(NullTracker):
 
 @pytest.fixture
 def track(store: Path) -> RunTracker:
-    """A tracker with a run in `store`."""
+    """A tracker whose run is in `store`."""
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store}")
@@ -44,7 +44,7 @@ def track(store: Path) -> RunTracker:
 
 @pytest.fixture(scope="session")
 def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small random encoder in the format that training saves."""
+    """The tiny random encoder, saved as training saves it."""
     from ramen.encoder.loading import load_encoder
 
     folder = tmp_path_factory.mktemp("encoder") / "model"
@@ -54,12 +54,12 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def artifacts(
-    tiny_problem: Dataset, encoder_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+    tiny_dataset: Dataset, encoder_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> dict[str, Artifact]:
-    """Finished `dataset`, `model` and `evaluation`; the mark `labelled` adds label context and classifiers."""
+    """Finished `dataset`, `model` and `evaluation`; the marker `labelled` adds label context and classifiers."""
     folders = {name: tmp_path / "artifacts" / name for name in ("dataset", "model", "evaluation")}
-    with drafts(folders, sections={}, inputs={}, work=tmp_path / "work") as written:
-        tiny_problem.write(written["dataset"].path)
+    with create_drafts(folders, sections={}, inputs={}, work=tmp_path / "work") as written:
+        tiny_dataset.write(written["dataset"].path)
         shutil.copytree(encoder_folder, written["model"].path, dirs_exist_ok=True)
         if request.node.get_closest_marker("labelled"):
             rng = np.random.default_rng(0)

@@ -37,11 +37,11 @@ def compass() -> Retriever:
 
 
 @pytest.fixture
-def saved(artifacts: dict[str, Artifact], tiny_problem: Dataset, tmp_path: Path) -> Path:
+def saved(artifacts: dict[str, Artifact], tiny_dataset: Dataset, tmp_path: Path) -> Path:
     """A saved retriever of the labels of the tiny problem; its encoder is `artifacts["model"].path`."""
     folder = tmp_path / "retriever"
     folder.mkdir()
-    model, labels = artifacts["model"], tiny_problem.labels
+    model, labels = artifacts["model"], tiny_dataset.labels
     vectors = load_encoder(model.path, EncoderConfig()).encode(labels.texts)
     index = build_index(vectors, IndexConfig(kind="flat"))
     write_retriever(folder, index, labels.uids, labels.texts, encoder_files=model.manifest["files"], facts={})
@@ -92,10 +92,10 @@ def test_label_table_of_different_size_is_refused() -> None:
 
 
 def test_loaded_retriever_matches_brute_force(
-    saved: Path, artifacts: dict[str, Artifact], tiny_problem: Dataset
+    saved: Path, artifacts: dict[str, Artifact], tiny_dataset: Dataset
 ) -> None:
     encoder = load_encoder(artifacts["model"].path, EncoderConfig())
-    labels, texts = tiny_problem.labels, tiny_problem.test.texts
+    labels, texts = tiny_dataset.labels, tiny_dataset.test.texts
     scores = encoder.encode(texts) @ encoder.encode(labels.texts).T
     answers = Retriever.load(artifacts["model"].path, saved).query(texts, 5)
     for row, hits in zip(scores, answers, strict=True):

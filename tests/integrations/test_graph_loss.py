@@ -164,21 +164,21 @@ def test_other_numbers_of_columns_are_refused(model: SentenceTransformer, count:
         GraphRegularizedLoss(model)(features(model, (COLUMNS * 2)[:count]))
 
 
-def test_training_rows_are_true_pairs_with_their_neighbours(shared_problem: ramen.Dataset) -> None:
-    rows = training_rows(shared_problem, ramen.build_graph(shared_problem))
+def test_training_rows_are_true_pairs_with_their_neighbours(shared_dataset: ramen.Dataset) -> None:
+    rows = training_rows(shared_dataset, ramen.build_graph(shared_dataset))
     assert list(rows)[2:] == [
         f"{name}_{side}_neighbour" for name in ("category", "links") for side in ("query", "positive")
     ]
-    place = {text: number for number, text in enumerate(shared_problem.labels.texts)}
-    anchors = shared_problem.anchor_sets["category"]
-    assert len(rows["query"]) == shared_problem.positives.nnz
+    place = {text: number for number, text in enumerate(shared_dataset.labels.texts)}
+    anchors = shared_dataset.anchor_sets["category"]
+    assert len(rows["query"]) == shared_dataset.positives.nnz
     for query, positive, of_query, of_positive in zip(*list(rows.values())[:4], strict=True):
-        documents = [i for i, text in enumerate(shared_problem.train.texts) if text == query]
-        assert shared_problem.positives[documents, place[positive]].sum() > 0
+        documents = [i for i, text in enumerate(shared_dataset.train.texts) if text == query]
+        assert shared_dataset.positives[documents, place[positive]].sum() > 0
         assert of_query in {anchors.texts.texts[j] for i in documents for j in anchors.train[i].indices}
         assert of_positive in {anchors.texts.texts[j] for j in anchors.labels[place[positive]].indices}
-    assert rows == training_rows(shared_problem, ramen.build_graph(shared_problem))
-    assert rows != training_rows(shared_problem, ramen.build_graph(shared_problem), seed=1)
+    assert rows == training_rows(shared_dataset, ramen.build_graph(shared_dataset))
+    assert rows != training_rows(shared_dataset, ramen.build_graph(shared_dataset), seed=1)
 
 
 def test_example_trains_with_the_trainer(encoder_folder: Path, tmp_path: Path) -> None:

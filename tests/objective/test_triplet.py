@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramen.objective.regulariser import Links, regulariser, total
+from ramen.objective.regulariser import Links, regulariser, weighted_sum
 from ramen.objective.triplet import Triplet
 
 SCORES = torch.tensor([[0.8, 0.7, 0.2], [0.6, 0.5, 0.4], [0.1, 0.9, 0.3]])
@@ -113,4 +113,4 @@ def test_links_from_numpy_become_equal_tensors() -> None:
 
 def test_total_is_sum_weighted_by_term_name() -> None:
     terms = {"task": torch.tensor(1.0), "a.document": torch.tensor(2.0), "a.label": torch.tensor(3.0)}
-    assert float(total(terms, {"task": 1.0, "a.document": 0.5, "a.label": 0.1})) == pytest.approx(2.3)
+    assert float(weighted_sum(terms, {"task": 1.0, "a.document": 0.5, "a.label": 0.1})) == pytest.approx(2.3)

@@ -1,4 +1,4 @@
-"""Graphs from pods: pushed without git to a real S3-compatible server, adopted by another repository."""
+"""DVC pointers: artifacts pushed without git to an S3-compatible server and adopted by another repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ramen.tracking import start_pipeline_run
 
 
 class Output:
-    """What KFP hands a component for an output: a path and metadata."""
+    """Stands in for a KFP output artifact: a path and metadata."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.metadata = str(path), {}  # type: ignore[var-annotated]
@@ -29,13 +29,13 @@ class Output:
     def log_metric(self, name: str, value: float) -> None: ...
 
 
-def _dvc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_dvc(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dvc", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
     )
 
 
-def _contents(folder: Path) -> dict[str, str]:
+def hash_files(folder: Path) -> dict[str, str]:
     return {
         str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.rglob("*"))
@@ -47,22 +47,23 @@ def _contents(folder: Path) -> dict[str, str]:
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "laptop"
     folder.mkdir()
-    assert _dvc("init", "--no-scm", "-q", cwd=folder).returncode == 0
+    assert run_dvc("init", "--no-scm", "-q", cwd=folder).returncode == 0
     return folder
 
 
-def test_dataset_of_a_pod_is_pulled_into_a_repository(
-    store: Path, s3: str, tmp_path: Path, tiny_source: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_dataset_pushed_by_a_pod_can_be_pulled_into_a_repository(
+    store: Path, s3: str, tmp_path: Path, tiny_xc_folder: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = tmp_path / "pod"
     monkeypatch.setenv("RAMEN_DVC_REMOTE", f"{s3}/dvc")
     made = Output(pod / "dataset")
     with start_pipeline_run("cluster", "{}") as run:
         ingest.python_func(
-            data=DataConfig(source="xc", path=str(tiny_source)).model_dump(), version="1", dataset=made,
+            data=DataConfig(source="xc", path=str(tiny_xc_folder)).model_dump(), version="1", dataset=made,
             scalars=Output(pod / "scalars"), report=Output(pod / "report"),
         )  # fmt: skip
-    assert not list(pod.rglob("*.dvc")) and not list(tmp_path.glob(".dvc")), "nothing of DVC stays in the pod"
+    assert not list(pod.rglob("*.dvc")) and not list(tmp_path.glob(".dvc")), "no DVC files remain in the pod"
 
     monkeypatch.chdir(repository)
     done = CliRunner().invoke(cli, ["dvc-adopt", run[:8]])
@@ -70,36 +71,36 @@ def test_dataset_of_a_pod_is_pulled_into_a_repository(
     pointer = repository / "adopted" / run[:8] / "dataset.dvc"
     assert str(pointer.relative_to(repository)) in done.output
     assert "a-secret" not in (repository / ".dvc" / "config").read_text() + pointer.read_text()
-    pulled = _dvc("pull", "-R", "adopted", cwd=repository)
+    pulled = run_dvc("pull", "-R", "adopted", cwd=repository)
     assert pulled.returncode == 0, pulled.stderr
-    assert _contents(pointer.with_suffix("")) == _contents(Path(made.path))
+    assert hash_files(pointer.with_suffix("")) == hash_files(Path(made.path))
     assert "/dataset" in (pointer.parent / ".gitignore").read_text()
-    assert _dvc("status", cwd=repository).stdout.strip().endswith("up to date.")
+    assert run_dvc("status", cwd=repository).stdout.strip().endswith("up to date.")
 
     again = CliRunner().invoke(cli, ["dvc-adopt", "cluster"])
     assert again.exit_code == 0, again.output
     assert (repository / ".dvc" / "config").read_text().count(" url = ") == 1, "the remote is added once"
 
 
-def test_pod_whose_remote_is_out_of_reach_keeps_its_work_and_says_so(
-    store: Path, tmp_path: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_failed_push_is_a_warning_and_keeps_the_artifact(
+    store: Path, tmp_path: Path, tiny_xc_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     monkeypatch.setenv("RAMEN_DVC_REMOTE", str(blocked / "dvc"))
     with start_pipeline_run("cluster", "{}") as run:
         ingest.python_func(
-            data=DataConfig(source="xc", path=str(tiny_source)).model_dump(), version="1",
+            data=DataConfig(source="xc", path=str(tiny_xc_folder)).model_dump(), version="1",
             dataset=Output(tmp_path / "pod" / "dataset"), scalars=Output(tmp_path / "pod" / "scalars"),
             report=Output(tmp_path / "pod" / "report"),
         )  # fmt: skip
     assert (tmp_path / "pod" / "dataset" / "manifest.json").is_file()
     assert "dataset cannot be pushed" in capsys.readouterr().err
     done = CliRunner().invoke(cli, ["dvc-adopt", run[:8]])
-    assert done.exit_code == 1 and "pushed nothing; was RAMEN_DVC_REMOTE set" in done.output
+    assert done.exit_code == 1 and "pushed no data; set RAMEN_DVC_REMOTE" in done.output
 
 
-def test_wrong_keys_are_one_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_access_keys_are_one_error_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "graph").mkdir()
     (tmp_path / "graph" / "a").write_text("edges")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -108,7 +109,7 @@ def test_wrong_keys_are_one_line(s3: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert "\n" not in str(caught.value)
 
 
-def test_whatever_fails_in_a_push_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_in_a_push_is_one_error_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import getpass
 
     def nameless() -> str:
@@ -121,7 +122,7 @@ def test_whatever_fails_in_a_push_is_one_line(tmp_path: Path, monkeypatch: pytes
         push(tmp_path / "graph", "graph", str(tmp_path / "remote"))
 
 
-def test_pushing_the_same_twice_gives_the_same_pointer(tmp_path: Path) -> None:
+def test_pushing_the_same_artifact_twice_gives_the_same_pointer(tmp_path: Path) -> None:
     (tmp_path / "graph").mkdir()
     (tmp_path / "graph" / "edges.npz").write_bytes(b"x" * 100)
     first, second = (push(tmp_path / "graph", "graph", str(tmp_path / "remote")) for _ in range(2))
@@ -129,17 +130,17 @@ def test_pushing_the_same_twice_gives_the_same_pointer(tmp_path: Path) -> None:
     assert Pointer.from_yaml(first.to_yaml()) == first
 
 
-def test_adopting_takes_the_repositorys_own_remote_and_overwrites_no_other_version(
+def test_adopt_reuses_an_existing_remote_and_does_not_overwrite_another_version(
     repository: Path, tmp_path: Path
 ) -> None:
-    assert _dvc("remote", "add", "lab", str(tmp_path / "remote"), cwd=repository).returncode == 0
+    assert run_dvc("remote", "add", "lab", str(tmp_path / "remote"), cwd=repository).returncode == 0
     pointer = Pointer("graph", "0" * 32 + ".dir", 10, 1, str(tmp_path / "remote"))
     (path,) = adopt([pointer], repository / "graphs")
     assert yaml.safe_load(path.read_text())["outs"][0]["remote"] == "lab"
     assert adopt([pointer], repository / "graphs") == [path]
-    with pytest.raises(RamenError, match=r"graph\.dvc: is another version already"):
+    with pytest.raises(RamenError, match=r"graph\.dvc: contains another version"):
         adopt([Pointer("graph", "1" * 32 + ".dir", 10, 1, str(tmp_path / "remote"))], repository / "graphs")
-    with pytest.raises(RamenError, match="in no DVC repository"):
+    with pytest.raises(RamenError, match="not in a DVC repository"):
         adopt([pointer], tmp_path / "elsewhere")
     with pytest.raises(RamenError, match="not a DVC pointer"):
         Pointer.from_yaml("outs: []")

@@ -59,7 +59,7 @@ MESSAGES = {
     "/busy": "the server answers with status 503; check MLFLOW_TRACKING_URI",
     "/empty": "the response has the model '', expected 'ramen'",
     "/itself": "the server redirects more than 30 times",
-    "/trickle": "the answer is not complete after 2 s",
+    "/trickle": "no complete answer after 2 s",
     "/versions": "the response has the version 'x",
 }
 """Path -> message of `ramen query` about the response."""
@@ -165,6 +165,7 @@ def test_damaged_database_is_reported(use_store: Any, tmp_path: Path, tracking_t
     assert "tables.db" in _run_failing(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ANSWERS)
 def test_http_server_that_is_not_mlflow_is_reported(use_store: Any, other_server: str, path: str) -> None:
     use_store(other_server + path)
@@ -263,6 +264,7 @@ def _register(source: str) -> None:
     client.set_registered_model_alias("ramen", "champion", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3")
 def test_unreachable_artifact_store_is_reported(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _register("s3://graphs/models/1")

@@ -1,4 +1,4 @@
-"""`ramen submit` through the real kfp client, against a server that checks each request with KFP's API classes."""
+"""`ramen submit` with the real kfp client, against a server that validates requests with KFP's API classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from pipelines import answers, submitting
+from pipelines import server_answers
+from pipelines import submit as pipeline_submit
 from ramen.cli import cli
 from ramen.config import resolve
 from ramen.stages import STAGES
@@ -28,8 +29,8 @@ PIPELINE = str(ROOT / "pipelines" / "ramen.yaml")
 DATE = "2026-01-01T00:00:00Z"
 
 
-def conforms(value: Any, kind: str) -> None:
-    """Check a JSON value against a type of KFP's published API (the classes are generated from its definition)."""
+def check_type(value: Any, kind: str) -> None:
+    """Check a JSON value against a type of KFP's API; the client's classes are generated from its definition."""
     import kfp_server_api.models as api
 
     if kind == "object":
@@ -37,13 +38,13 @@ def conforms(value: Any, kind: str) -> None:
     if found := re.fullmatch(r"list\[(.+)\]", kind):
         assert isinstance(value, list), kind
         for item in value:
-            conforms(item, found.group(1))
+            check_type(item, found.group(1))
     elif found := re.fullmatch(r"dict\(str, (.+)\)", kind):
         assert isinstance(value, dict), kind
         for item in value.values():
-            conforms(item, found.group(1))
+            check_type(item, found.group(1))
     elif kind in ("str", "datetime"):
-        # an int64 is published as a string, and taken as a number too (protobuf's JSON mapping)
+        # protobuf's JSON mapping writes an int64 as a string, and also accepts a number
         assert isinstance(value, str) or type(value) is int, (kind, value)
     elif kind in ("int", "float", "bool"):
         assert isinstance(value, {"int": int, "float": (int, float), "bool": bool}[kind]), (kind, value)
@@ -55,11 +56,11 @@ def conforms(value: Any, kind: str) -> None:
         names = {model.attribute_map[key]: of for key, of in model.openapi_types.items()}
         assert isinstance(value, dict) and set(value) <= set(names), (kind, set(value) - set(names))
         for name, item in value.items():
-            conforms(item, names[name])
+            check_type(item, names[name])
 
 
 class Kubeflow(BaseHTTPRequestHandler):
-    """As much of the v2beta1 API as submitting, watching and scheduling ask for."""
+    """The part of the v2beta1 API that submitting, watching and scheduling call."""
 
     server: Server  # type: ignore[assignment]
 
@@ -70,9 +71,9 @@ class Kubeflow(BaseHTTPRequestHandler):
         elif path.endswith("/experiments"):
             self.answer({})
         elif path.endswith("/runs/run-1"):
-            self.server.looks += 1
+            self.server.run_requests += 1
             states = self.server.states
-            self.answer(states[min(self.server.looks, len(states)) - 1])
+            self.answer(states[min(self.server.run_requests, len(states)) - 1])
         else:
             self.answer({"error": f"no such path {path}"}, 404)
 
@@ -81,14 +82,14 @@ class Kubeflow(BaseHTTPRequestHandler):
         kind = self.path.split("?")[0].rsplit("/", 1)[-1]
         model = {"experiments": "V2beta1Experiment", "runs": "V2beta1Run", "recurringruns": "V2beta1RecurringRun"}[kind]
         try:
-            conforms(body, model)
+            check_type(body, model)
         except AssertionError as error:
             self.answer({"message": f"body does not conform: {error}"}, 400)
             return
         self.server.posted[kind] = body
         self.server.token = self.headers.get("Authorization", "")
-        if self.server.refuse and kind == "runs":
-            self.answer({"error": "x", "code": 7, "message": self.server.refuse}, 403)
+        if self.server.refusal and kind == "runs":
+            self.answer({"error": "x", "code": 7, "message": self.server.refusal}, 403)
             return
         self.answer({
             "experiments": {"experiment_id": "exp-1", "display_name": "ramen"},
@@ -113,28 +114,28 @@ class Server(HTTPServer):
         super().__init__(("127.0.0.1", 0), Kubeflow)
         self.posted: dict[str, Any] = {}
         self.states: list[dict[str, Any]] = []
-        self.looks, self.refuse, self.token = 0, "", ""
+        self.run_requests, self.refusal, self.token = 0, "", ""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(submitting, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(pipeline_submit, "POLL_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
-    with Server() as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", made.url)
-        yield made
-        made.shutdown()
+    with Server() as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", running.url)
+        yield running
+        running.shutdown()
 
 
 def _submit(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["submit", *arguments])
 
 
-def _looks(*steps: dict[str, str], end: str) -> list[dict[str, Any]]:
-    """The run as seen at each look: step -> state, and how it ends."""
+def _run_states(*steps: dict[str, str], end: str) -> list[dict[str, Any]]:
+    """Return the responses for a run, one per request: step -> state, and the final state of the run."""
     return [
         {
             "run_id": "run-1", "created_at": DATE, "state": "RUNNING" if number < len(steps) - 1 else end,
@@ -144,7 +145,9 @@ def _looks(*steps: dict[str, str], end: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_run_gets_the_resolved_configuration_as_parameters(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submitted_run_has_the_resolved_configuration_as_parameters(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KF_PIPELINES_TOKEN", "a-token")
     done = _submit(
         PIPELINE, "--preset", "debian", "--set", "training.epochs=7", "-r", "nightly",
@@ -164,16 +167,16 @@ def test_run_gets_the_resolved_configuration_as_parameters(server: Server, monke
     assert server.token == "Bearer a-token"
 
 
-def test_image_is_compiled_into_the_run(server: Server) -> None:
+def test_image_option_compiles_the_image_into_the_run(server: Server) -> None:
     done = _submit("--preset", "demo", "--image", "registry.example/ramen@sha256:1")
     assert done.exit_code == 0, done.output
     executors = server.posted["runs"]["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"]
     assert {one["container"]["image"] for one in executors.values()} == {"registry.example/ramen@sha256:1"}
 
 
-def test_watching_says_each_step_once_and_ends_as_the_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_prints_each_state_change_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.submit.time", SimpleNamespace(sleep=lambda seconds: None))
-    server.states = _looks(
+    server.states = _run_states(
         {"ingest": "RUNNING", "ingest-driver": "SUCCEEDED"},
         {"ingest": "RUNNING"},
         {"ingest": "SUCCEEDED", "build-graph": "RUNNING"},
@@ -188,31 +191,33 @@ def test_watching_says_each_step_once_and_ends_as_the_run(server: Server, monkey
 
 
 @pytest.mark.parametrize("end", ["FAILED", "CANCELED"])
-def test_watched_run_that_does_not_succeed_ends_the_command_with_1(server: Server, end: str) -> None:
-    server.states = _looks({"ingest": "FAILED"}, end=end)
+def test_watched_run_that_fails_or_is_cancelled_exits_with_1(server: Server, end: str) -> None:
+    server.states = _run_states({"ingest": "FAILED"}, end=end)
     done = _submit(PIPELINE, "--preset", "demo", "-w")
-    assert done.exit_code == 1 and f"error: run run-1 ended {end}; {server.url}" in done.output
+    assert done.exit_code == 1 and f"error: run run-1 ended as {end}; see {server.url}" in done.output
 
 
-def test_schedule(server: Server) -> None:
+def test_cron_creates_an_uncached_recurring_run(server: Server) -> None:
     done = _submit(PIPELINE, "--preset", "demo", "--cron", "0 3 * * 1", "-r", "weekly", "--root", "s3://kept/here")
     assert done.exit_code == 0 and "schedule job-1" in done.output, done.output
     body = server.posted["recurringruns"]
-    assert body["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 1", "KFP counts seconds first"
+    assert body["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 1", "KFP expects the seconds first"
     assert str(body["max_concurrency"]) == "1" and body["no_catchup"] is True and body["mode"] == "ENABLE"
     assert body["runtime_config"]["parameters"]["training"]["epochs"] == resolve(preset="demo").training.epochs
     assert body["runtime_config"]["pipeline_root"] == "s3://kept/here"
     spec = body["pipeline_spec"]["pipeline_spec"]
     tasks = spec["root"]["dag"]["tasks"].values()
-    assert not [task for task in tasks if task.get("cachingOptions", {}).get("enableCache")], "new data are seen"
+    assert not [task for task in tasks if task.get("cachingOptions", {}).get("enableCache")], (
+        "a cached step would not notice changed data"
+    )
     assert "runs" not in server.posted
     assert _submit(PIPELINE, "--preset", "demo", "--cron", "0 3 * * 1", "--watch").exit_code == 2
     done = _submit(PIPELINE, "--preset", "demo", "--cron", "daily")
-    assert done.exit_code == 2 and "five fields are expected" in done.output
+    assert done.exit_code == 2 and "expected five fields" in done.output
 
 
-def test_refusals_are_one_line(server: Server, tmp_path: Path) -> None:
-    server.refuse = "namespace quota of GPUs is used up"
+def test_submission_errors_are_one_line(server: Server, tmp_path: Path) -> None:
+    server.refusal = "namespace quota of GPUs is used up"
     done = _submit(PIPELINE, "--preset", "demo")
     assert done.exit_code == 1
     assert (
@@ -232,11 +237,11 @@ def test_refusals_are_one_line(server: Server, tmp_path: Path) -> None:
     assert "compiled by another version (parameter 'walk' differs)" in _submit("old.yaml", "--preset", "demo").output
 
 
-class Stranger(BaseHTTPRequestHandler):
-    """A server that is no Kubeflow Pipelines: answers as `kind` of its server says."""
+class OtherServer(BaseHTTPRequestHandler):
+    """A server that is not Kubeflow Pipelines: returns the entry of `RESPONSES` that its server's `kind` selects."""
 
     def do_GET(self) -> None:
-        status, headers, body = ANSWERS[self.server.kind]  # type: ignore[attr-defined]
+        status, headers, body = RESPONSES[self.server.kind]  # type: ignore[attr-defined]
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -252,7 +257,7 @@ class Stranger(BaseHTTPRequestHandler):
 
 
 HTML, JSON = {"Content-Type": "text/html"}, {"Content-Type": "application/json"}
-ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
+RESPONSES: dict[str, tuple[int, dict[str, str], bytes]] = {
     "login page": (200, HTML, b"<html><form>password</form></html>"),
     "redirect to a login page": (302, {"Location": "/login?token=abcdef"}, b""),
     "login page called JSON": (200, JSON, b"<html>"),
@@ -271,9 +276,9 @@ ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
 
 
 @pytest.fixture
-def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+def other_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
     monkeypatch.setenv("HOME", str(tmp_path))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), OtherServer)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     yield server
@@ -283,17 +288,17 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Thread
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "error"),
     [
-        ("login page", "answers text/html, expected JSON"),
+        ("login page", "responds with text/html, expected JSON"),
         ("redirect to a login page", "redirects to /login?token=***"),
-        ("login page called JSON", "no JSON object"),
-        ("garbage", "no JSON object"),
-        ("nested", "no JSON object"),
-        ("list", "no JSON object"),
-        ("empty object", "no id of an experiment"),
-        ("ids of another type", "no id of a"),
-        ("no content type", "without a content type"),
+        ("login page called JSON", "not a JSON object"),
+        ("garbage", "not a JSON object"),
+        ("nested", "not a JSON object"),
+        ("list", "not a JSON object"),
+        ("empty object", "no experiment id"),
+        ("ids of another type", "has no experiment id"),
+        ("no content type", "no content type"),
         ("closes in the middle", "IncompleteRead"),
         ("unauthorised", "status 401"),
         ("failing", "status 500"),
@@ -301,18 +306,20 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Thread
         ("redirect to itself", "redirects to /apis"),
     ],
 )
-def test_server_that_is_no_kubeflow_is_one_line(stranger: ThreadingHTTPServer, kind: str, said: str) -> None:
-    stranger.kind = kind  # type: ignore[attr-defined]
+def test_server_other_than_kubeflow_pipelines_is_reported_in_one_line(
+    other_server: ThreadingHTTPServer, kind: str, error: str
+) -> None:
+    other_server.kind = kind  # type: ignore[attr-defined]
     done = _submit(
-        PIPELINE, "--preset", "demo", "--endpoint", f"http://me:geheim@127.0.0.1:{stranger.server_port}", "--watch"
+        PIPELINE, "--preset", "demo", "--endpoint", f"http://me:geheim@127.0.0.1:{other_server.server_port}", "--watch"
     )
-    assert done.exit_code == 1 and said in done.output, done.output
+    assert done.exit_code == 1 and error in done.output, done.output
     assert len(done.output.splitlines()) == 1 and "geheim" not in done.output and "run None" not in done.output
 
 
-def test_server_that_never_answers_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_response_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(answers, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(server_answers, "READ_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
         done = _submit(PIPELINE, "--preset", "demo", "--endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -320,9 +327,9 @@ def test_server_that_never_answers_ends_the_command(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("start", [b"HTTP/1.1 200 ", b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n"])
-def test_answer_that_trickles_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+def test_slow_response_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(answers, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(server_answers, "ANSWER_SECONDS", 0.5)
     stopped = threading.Event()
 
     def trickle(server: socket.socket) -> None:
@@ -338,16 +345,16 @@ def test_answer_that_trickles_ends_the_command(tmp_path: Path, monkeypatch: pyte
         done = _submit(PIPELINE, "--preset", "demo", "--endpoint", f"http://127.0.0.1:{server.getsockname()[1]}")
         stopped.set()
         thread.join(10)
-    assert done.exit_code == 1 and "not complete after 0.5 s" in done.output
+    assert done.exit_code == 1 and "no complete answer after 0.5 s" in done.output
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "http://", "http://host:99999", "http://ho st", "http://[::1"])
-def test_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
+def test_invalid_endpoint_is_refused(endpoint: str) -> None:
     done = _submit(PIPELINE, "--preset", "demo", "--endpoint", endpoint)
-    assert done.exit_code == 2 and "is no address" in done.output and len(done.output.splitlines()) == 1
+    assert done.exit_code == 2 and "is not an address" in done.output and len(done.output.splitlines()) == 1
 
 
-def test_password_of_the_endpoint_is_not_printed(server: Server) -> None:
+def test_password_in_the_endpoint_is_not_printed(server: Server) -> None:
     done = _submit(PIPELINE, "--preset", "demo", "--endpoint", server.url.replace("//", "//me:geheim@"))
     assert done.exit_code == 0 and f"run run-1: {server.url}/#/runs/details/run-1" in done.output
     assert "geheim" not in done.output

@@ -67,8 +67,8 @@ def test_search_sparse_matches_dense_product(k: int, candidates: np.ndarray | No
 
 
 @pytest.mark.parametrize("make", [lambda problem: problem, make_zero_shot])
-def test_tfidf_matches_scikit_learn_reference(make: object, tiny_problem: Dataset, tmp_path: Path) -> None:
-    problem = make(tiny_problem)  # type: ignore[operator]
+def test_tfidf_matches_scikit_learn_reference(make: object, tiny_dataset: Dataset, tmp_path: Path) -> None:
+    problem = make(tiny_dataset)  # type: ignore[operator]
     task = make_task(problem, tmp_path)
     ranking = rank_test_documents(task, PEERS["tfidf"].fit(task))
 
@@ -99,12 +99,13 @@ def test_tfidf_keeps_heaviest_terms_of_a_label(monkeypatch: pytest.MonkeyPatch) 
     assert tfidf._keep_heaviest(rows).toarray().tolist() == [[0, 0.5, 0.4], [0.3, 0, 0.2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda problem: problem, make_zero_shot])
-def test_untrained_matches_cosine_of_sentence_transformers(make: object, tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_untrained_matches_cosine_of_sentence_transformers(make: object, tiny_dataset: Dataset, tmp_path: Path) -> None:
     reference = pytest.importorskip("sentence_transformers")
     from ramen.encoder.loading import load_encoder
 
-    problem = make(tiny_problem)  # type: ignore[operator]
+    problem = make(tiny_dataset)  # type: ignore[operator]
     load_encoder("tiny", ENCODER).save(tmp_path / "tiny")
     model = reference.SentenceTransformer(str(tmp_path / "tiny"), device="cpu")
     documents, labels = (
@@ -121,11 +122,11 @@ def test_untrained_matches_cosine_of_sentence_transformers(make: object, tiny_pr
 
 
 @pytest.mark.skipif(not has_trainer, reason="needs ramen[peers]")
-def test_sentence_transformers_trains_on_kept_documents_until_time_limit(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_sentence_transformers_trains_on_kept_documents_until_time_limit(tiny_dataset: Dataset, tmp_path: Path) -> None:
     from ramen.peers.sentence_transformers_trainer import Clock, training_pairs
     from ramen.training.heldout import split_held_out
 
-    problem, task = make_zero_shot(tiny_problem), make_task(make_zero_shot(tiny_problem), tmp_path, seconds=3)
+    problem, task = make_zero_shot(tiny_dataset), make_task(make_zero_shot(tiny_dataset), tmp_path, seconds=3)
     held_out, kept = split_held_out(problem, task.training)
     pairs = training_pairs(problem, kept)
     positives = problem.positives.toarray()
@@ -150,7 +151,7 @@ def test_sentence_transformers_trains_on_kept_documents_until_time_limit(tiny_pr
 
 
 def test_xr_linear_writes_matrices_and_maps_labels_back(
-    tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stub replaces libpecos and scores the test documents."""
     steps = []
@@ -164,23 +165,23 @@ def test_xr_linear_writes_matrices_and_maps_labels_back(
         sp.save_npz(folder / "scores.npz", sp.csr_matrix(scores))
 
     monkeypatch.setattr(libpecos, "_run", run)
-    task = make_task(tiny_problem, tmp_path)
+    task = make_task(tiny_dataset, tmp_path)
     ranking = rank_test_documents(task, PEERS["xr-linear"].fit(task))
-    known = np.flatnonzero(tiny_problem.positives.sum(0))
+    known = np.flatnonzero(tiny_dataset.positives.sum(0))
     assert len(known) < 30, "a label without a training document is not ranked"
     scores = np.full((20, 30), -np.inf)
     scores[:, known] = np.arange(len(known))
-    assert (ranking.indices[:, :30] == rank_dense(scores, tiny_problem)).all() and steps == ["train", "predict"]
+    assert (ranking.indices[:, :30] == rank_dense(scores, tiny_dataset)).all() and steps == ["train", "predict"]
     with pytest.raises(RamenError, match="no label has a training document"):
-        PEERS["xr-linear"].fit(replace(task, problem=replace(tiny_problem, candidates=np.arange(30))))
+        PEERS["xr-linear"].fit(replace(task, problem=replace(tiny_dataset, candidates=np.arange(30))))
 
 
-def test_xr_linear_ranks_labels_with_training_documents(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_xr_linear_ranks_labels_with_training_documents(tiny_dataset: Dataset, tmp_path: Path) -> None:
     if obstacle := libpecos.obstacle():
         pytest.skip(obstacle)
-    task = make_task(tiny_problem, tmp_path)
+    task = make_task(tiny_dataset, tmp_path)
     indices = rank_test_documents(task, PEERS["xr-linear"].fit(task)).indices
-    hits = [tiny_problem.y_test[row, label] for row, label in enumerate(indices[:, 0])]
+    hits = [tiny_dataset.y_test[row, label] for row, label in enumerate(indices[:, 0])]
     assert np.mean(hits) > 0.3 and 29 not in indices, "label 29 has no training document"
 
 

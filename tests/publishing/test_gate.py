@@ -14,7 +14,7 @@ import pytest
 from ramen.config import IndexConfig
 from ramen.errors import GateRefused, Interrupted, RamenError
 from ramen.publishing import gate
-from ramen.publishing.gate import ORIGIN, evaluated, promote, rollback, try_promote
+from ramen.publishing.gate import ORIGIN_PREFIX, evaluation_tags, promote, rollback, try_promote
 from ramen.publishing.registry import resolve_version
 
 GATE = IndexConfig(gate={"psp_at_5": 0.0})
@@ -40,7 +40,7 @@ def _register_update(client: Any, origin: int) -> int:
     origin_tags = _tags(client, origin)
     tags = {"smoke": "passed", "ann_recall": "1.0", "dataset": f"{origin_tags['dataset']}+x"}
     tags |= {"updated_from": str(origin)}
-    tags |= {f"{ORIGIN}{key}": evaluated(origin_tags)[key] for key in ("dataset", "psp_at_5")}
+    tags |= {f"{ORIGIN_PREFIX}{key}": evaluation_tags(origin_tags)[key] for key in ("dataset", "psp_at_5")}
     return int(client.create_model_version("ramen", "file:///nowhere", tags=tags).version)
 
 
@@ -204,6 +204,7 @@ def test_better_of_two_concurrent_publishers_is_promoted(
     assert resolve_version("ramen", "champion") == (slow if better_is_slow else fast)
 
 
+@pytest.mark.slow
 def test_best_of_many_publishing_processes_is_promoted(client: Any, store: Path) -> None:
     try_promote("ramen", _register(client, 30.0), GATE)
     scores = {_register(client, psp): psp for psp in (31.0, 33.5, 29.0, 33.0)}

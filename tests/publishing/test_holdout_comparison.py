@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramen.artifacts import Artifact, drafts, open_artifact
+from ramen.artifacts import Artifact, create_drafts, open_artifact
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
@@ -42,52 +42,53 @@ def write_evaluation(folder: Path, problem: Dataset, quality: str) -> None:
 
 @pytest.mark.parametrize("kind", ["flat", "IVF8,Flat"])  # the comparison must search all eight lists, not one
 def test_champion_labels_match_by_uid_and_unknown_labels_are_missed(
-    kind: str, tiny_problem: Dataset, artifacts: dict[str, Artifact], tmp_path: Path
+    kind: str, tiny_dataset: Dataset, artifacts: dict[str, Artifact], tmp_path: Path
 ) -> None:
-    write_evaluation(tmp_path, tiny_problem, "perfect")
+    write_evaluation(tmp_path, tiny_dataset, "perfect")
     encoder = load_encoder(artifacts["model"].path, EncoderConfig())
     order = np.random.default_rng(0).permutation(30)[:25]  # the champion lacks five labels
-    obsolete = 201 * tiny_problem.test.texts  # unknown to the candidate, nearest to all queries, more than RETRIEVED
-    uids = [*(tiny_problem.labels.uids[i] for i in order), *(f"obsolete {i}" for i in range(len(obsolete)))]
-    texts = [*(tiny_problem.labels.texts[i] for i in order), *obsolete]
+    obsolete = 201 * tiny_dataset.test.texts  # unknown to the candidate, nearest to all queries, more than RETRIEVED
+    uids = [*(tiny_dataset.labels.uids[i] for i in order), *(f"obsolete {i}" for i in range(len(obsolete)))]
+    texts = [*(tiny_dataset.labels.texts[i] for i in order), *obsolete]
     champion = Retriever(encoder, build_index(encoder.encode(texts), IndexConfig(kind=kind)), uids, texts)
     comparison = compare_on_holdout(champion, dataset=artifacts["dataset"].path, evaluation=tmp_path)
 
-    scores = encoder.encode(tiny_problem.test.texts) @ encoder.encode(tiny_problem.labels.texts).T
+    scores = encoder.encode(tiny_dataset.test.texts) @ encoder.encode(tiny_dataset.labels.texts).T
     scores[:, np.setdiff1d(np.arange(30), order)] = -2
-    scores[tiny_problem.filter_test.toarray() > 0] = -2
-    hits = tiny_problem.y_test.toarray()[np.arange(len(scores)), scores.argmax(1)]
-    assert comparison.holder["p_at_1"] == pytest.approx(100 * hits.mean()) and comparison.documents == len(scores)
-    labelled = np.diff(tiny_problem.y_test.indptr) > 0
+    scores[tiny_dataset.filter_test.toarray() > 0] = -2
+    hits = tiny_dataset.y_test.toarray()[np.arange(len(scores)), scores.argmax(1)]
+    assert comparison.champion["p_at_1"] == pytest.approx(100 * hits.mean()) and comparison.documents == len(scores)
+    labelled = np.diff(tiny_dataset.y_test.indptr) > 0
     assert comparison.candidate["p_at_1"] == pytest.approx(100 * labelled.mean())
     assert comparison.candidate["psp_at_5"] == pytest.approx(100)
-    assert {"tail/p_at_1", "head/psp_at_5"} <= comparison.holder.keys()
+    assert {"tail/p_at_1", "head/psp_at_5"} <= comparison.champion.keys()
 
 
 @pytest.fixture
-def publish(artifacts: dict[str, Artifact], tiny_problem: Dataset, tmp_path: Path, track: Any) -> Callable[[str], Any]:
+def publish(artifacts: dict[str, Artifact], tiny_dataset: Dataset, tmp_path: Path, track: Any) -> Callable[[str], Any]:
     """Publish with an evaluation of the given quality on the data of a new day; return the receipt's entry."""
     day = 0
 
     def run(quality: str) -> Any:
         nonlocal day
         day += 1
-        problem = replace(tiny_problem, train=replace(tiny_problem.train, uids=[
-            f"{uid}, day {day}" for uid in tiny_problem.train.uids
+        problem = replace(tiny_dataset, train=replace(tiny_dataset.train, uids=[
+            f"{uid}, day {day}" for uid in tiny_dataset.train.uids
         ]))  # fmt: skip
         folders = {name: tmp_path / str(day) / name for name in ("dataset", "evaluation")}
-        with drafts(folders, sections={}, inputs={}, work=tmp_path / "work") as written:
+        with create_drafts(folders, sections={}, inputs={}, work=tmp_path / "work") as written:
             problem.write(written["dataset"].path)
             write_evaluation(written["evaluation"].path, problem, quality)
         inputs = {**artifacts, **{name: open_artifact(path, name) for name, path in folders.items()}}
         retriever = tmp_path / str(day) / "retriever"
-        with drafts({"retriever": retriever}, sections={}, inputs=inputs, work=tmp_path / "work") as written:
+        with create_drafts({"retriever": retriever}, sections={}, inputs=inputs, work=tmp_path / "work") as written:
             publish_index(**inputs, **written, encoder=EncoderConfig(), index=IndexConfig(kind="flat"), track=track)
         return json.loads((retriever / "receipt.json").read_text())["registered"]
 
     return run
 
 
+@pytest.mark.slow
 def test_gate_compares_versions_of_different_days(publish: Callable[[str], Any]) -> None:
     assert publish("poor")["alias"] == "champion"
     worse = publish("poor")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from ramen.artifacts import Artifact
-from ramen.publishing.registry import load_version, resolve_version, versions
+from ramen.publishing.registry import list_versions, load_version, resolve_version
 
 KILLS = 3
 SCRIPT = """
@@ -43,10 +43,10 @@ def test_champion_answers_after_a_publisher_is_killed(artifacts: dict[str, Artif
         _publish(folder, store, 17 + i, rng.uniform(0.0, duration))
         champion = resolve_version("ramen", "champion")
         assert len(load_version("ramen", "champion").query(["rook"], 5)[0]) == 5
-        passed = {version.number for version in versions("ramen") if version.tags.get("smoke") == "passed"}
+        passed = {version.number for version in list_versions("ramen") if version.tags.get("smoke") == "passed"}
         assert champion in passed
     _publish(folder, store, 17 + KILLS, None)
-    newest = max(version.number for version in versions("ramen"))
+    newest = max(version.number for version in list_versions("ramen"))
     assert resolve_version("ramen", "champion") == newest, "a later publisher works as before"
 
 

@@ -16,12 +16,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ramen.artifacts import Artifact, drafts, open_artifact, write_texts
+from ramen.artifacts import Artifact, create_drafts, open_artifact
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.data.dataset import Dataset
-from ramen.encoder.label_vectors import encode_labels, fused_labels
+from ramen.encoder.label_vectors import encode_labels, fuse_label_vectors
 from ramen.encoder.loading import load_encoder
 from ramen.errors import ArtifactError, DataError, GateRefused, RamenError
+from ramen.files import write_texts
 from ramen.index.retriever import INDEX_FILE, Retriever
 from ramen.publishing import publish as publish_module
 from ramen.publishing.gate import gate, promote, rollback
@@ -40,7 +41,7 @@ def publish(artifacts: dict[str, Artifact], tmp_path: Path) -> Publish:
 
     def run(track: Tracker, **knobs: Any) -> tuple[Artifact, dict[str, float]]:
         settings, folder = IndexConfig(**{"kind": "hnsw", **knobs}), tmp_path / "artifacts" / "retriever"
-        with drafts({"retriever": folder}, sections={}, inputs=artifacts, work=tmp_path / "work") as written:
+        with create_drafts({"retriever": folder}, sections={}, inputs=artifacts, work=tmp_path / "work") as written:
             metrics = publish_index(**artifacts, **written, encoder=EncoderConfig(), index=settings, track=track)
         return open_artifact(folder, "retriever"), metrics
 
@@ -58,18 +59,19 @@ def _read_receipt(retriever: Artifact) -> dict[str, Any]:
     return json.loads((retriever.path / "receipt.json").read_text())  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_published_version_answers_like_exact_retrieval(
-    publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_problem: Dataset
+    publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_dataset: Dataset
 ) -> None:
     client.set_tag(track.run_id, "mlflow.source.git.commit", "c0ffee")
     retriever, metrics = publish(track)
-    text = tiny_problem.test.texts[4]
+    text = tiny_dataset.test.texts[4]
     hits = answer(text, k=4, version="1")
 
     encoder = load_encoder(artifacts["model"].path, EncoderConfig())
-    scores = (encoder.encode([text]) @ encoder.encode(tiny_problem.labels.texts).T)[0]
+    scores = (encoder.encode([text]) @ encoder.encode(tiny_dataset.labels.texts).T)[0]
     best = np.argsort(-scores)[:4]
-    assert [hit.uid for hit in hits] == [tiny_problem.labels.uids[i] for i in best]
+    assert [hit.uid for hit in hits] == [tiny_dataset.labels.uids[i] for i in best]
     assert [hit.score for hit in hits] == pytest.approx(scores[best], abs=1e-5)
     assert hits == Retriever.load(artifacts["model"].path, retriever.path).query([text], 4)[0]
     assert metrics["ann_recall_at_10"] == 1.0 and metrics["version"] == 1 and metrics["promoted"] == 1
@@ -101,16 +103,16 @@ def test_published_version_answers_like_exact_retrieval(
 
 @pytest.mark.labelled
 def test_index_holds_fused_label_vectors_and_version_holds_only_the_encoder(
-    publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_problem: Dataset, tmp_path: Path
+    publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact], tiny_dataset: Dataset, tmp_path: Path
 ) -> None:
     publish(track)
     model = artifacts["model"].path
     encoder = load_encoder(model, EncoderConfig())
-    labels_LD = fused_labels(model, encode_labels(encoder, model, tiny_problem.labels.texts))
+    labels_LD = fuse_label_vectors(model, encode_labels(encoder, model, tiny_dataset.labels.texts))
     scores = (encoder.encode(["pepper soup"]) @ labels_LD.T)[0]
     best = np.argsort(-scores)[:5]
     hits = answer("pepper soup", k=5, version="1")
-    assert [hit.uid for hit in hits] == [tiny_problem.labels.uids[i] for i in best]
+    assert [hit.uid for hit in hits] == [tiny_dataset.labels.uids[i] for i in best]
     assert [hit.score for hit in hits] == pytest.approx(scores[best], abs=1e-5)
     import mlflow
 
@@ -119,6 +121,7 @@ def test_index_holds_fused_label_vectors_and_version_holds_only_the_encoder(
     assert not list(logged.rglob("classifier.safetensors"))
 
 
+@pytest.mark.slow
 def test_logged_model_loads_from_its_own_code_without_pickle(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     script = """
@@ -144,6 +147,7 @@ print(json.dumps({"code": ramen.__file__, "answers": [dict(answer) for answer in
     assert not list(tmp_path.rglob("*.pkl"))
 
 
+@pytest.mark.slow
 def test_version_that_fails_its_smoke_test_is_not_promoted(
     publish: Publish, track: Any, client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -169,6 +173,7 @@ def test_version_that_fails_its_smoke_test_is_not_promoted(
         promote("ramen", "champion", "2")
 
 
+@pytest.mark.slow
 def test_worse_version_is_registered_and_promoted_only_by_force(
     publish: Publish, track: Any, client: Any, artifacts: dict[str, Artifact]
 ) -> None:
@@ -188,6 +193,7 @@ def test_worse_version_is_registered_and_promoted_only_by_force(
     assert resolve_version("ramen", "champion") == 1
 
 
+@pytest.mark.slow
 def test_unchanged_contents_reuse_the_registered_version(publish: Publish, track: Any, client: Any) -> None:
     publish(track)
     before = client.get_model_version("ramen", "1").tags
@@ -201,6 +207,7 @@ def test_unchanged_contents_reuse_the_registered_version(publish: Publish, track
     assert rollback("ramen", "champion") == (2, 1)
 
 
+@pytest.mark.slow
 def test_unchanged_contents_are_promoted_unless_withdrawn(
     publish: Publish, track: Any, artifacts: dict[str, Artifact]
 ) -> None:
@@ -222,6 +229,7 @@ def test_unchanged_contents_are_promoted_unless_withdrawn(
     assert metrics["promoted"] == 0 and "`ramen promote 1`" in _read_receipt(retriever)["registered"]["refused"]
 
 
+@pytest.mark.slow
 def test_version_with_missing_files_is_registered_again(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     for file in tmp_path.glob(f"files/**/{INDEX_FILE}"):
@@ -268,13 +276,14 @@ def test_gate_refuses(
     assert re.search(refused, reason) and bool(refused) == bool(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet", ".csv", ".tsv"])
 def test_answer_file_gives_the_same_answers_as_single_queries(
-    publish: Publish, track: Any, tiny_problem: Dataset, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    publish: Publish, track: Any, tiny_dataset: Dataset, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(track)
     monkeypatch.setattr("ramen.serving.query.BLOCK", 2)
-    texts, file, out = tiny_problem.test.texts[:5], tmp_path / f"queries{suffix}", tmp_path / "new" / "answers.parquet"
+    texts, file, out = tiny_dataset.test.texts[:5], tmp_path / f"queries{suffix}", tmp_path / "new" / "answers.parquet"
     uids = [str(i) for i in (1, 2, 4, 5, 6)] if suffix == ".txt" else [f"q{i}" for i in range(5)]
     if suffix == ".txt":  # empty lines are skipped
         file.write_text("\n".join([*texts[:2], "", *texts[2:]]) + "\n")
@@ -293,6 +302,7 @@ def test_answer_file_gives_the_same_answers_as_single_queries(
         assert rows["score"].tolist() == pytest.approx([hit.score for hit in hits], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_answer_file_writes_every_format(publish: Publish, track: Any, tmp_path: Path) -> None:
     publish(track)
     queries = tmp_path / "queries.csv"
@@ -314,14 +324,14 @@ def test_answer_file_writes_every_format(publish: Publish, track: Any, tmp_path:
 
 
 def test_query_with_a_uid_excludes_the_label_with_that_uid(
-    publish: Publish, track: Any, tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publish: Publish, track: Any, tiny_dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(track)
     retriever = load_version("ramen", "champion")
     assert retriever.identity == "", "the documents of this dataset are not labels"
     retriever.identity = "uid"
     monkeypatch.setattr("ramen.publishing.registry.load_version", lambda *_: retriever)
-    labels = tiny_problem.labels
+    labels = tiny_dataset.labels
     rows = [{"uid": labels.uids[4], "text": labels.texts[4]}, {"uid": "other", "text": labels.texts[4]}]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answer_file(tmp_path / "q.jsonl", tmp_path / "a.parquet", k=3)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ramen.artifacts import Artifact, drafts
+from ramen.artifacts import Artifact, create_drafts
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.publishing.registry import load_version
 from ramen.publishing.stage import publish_index
@@ -28,7 +28,7 @@ Post = Callable[[Any], tuple[int, Any]]
 @pytest.fixture
 def invoke(artifacts: dict[str, Artifact], track: Any, store: Path, tmp_path: Path) -> Iterator[Post]:
     """A function that posts a body to /invocations of the served champion and returns (status, answer)."""
-    with drafts(
+    with create_drafts(
         {"retriever": tmp_path / "retriever"}, sections={}, inputs=artifacts, work=tmp_path / "work"
     ) as written:
         publish_index(**artifacts, **written, encoder=EncoderConfig(), index=IndexConfig(), track=track)

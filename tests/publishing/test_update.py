@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from ramen.artifacts import Artifact, write_texts
+from ramen.artifacts import Artifact
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.encoder.loading import load_encoder
 from ramen.errors import DataError, RamenError
+from ramen.files import write_texts
 from ramen.index.build import ann_recall, build_index, update_index
 from ramen.index.retriever import write_retriever
 from ramen.publishing.publish import publish
-from ramen.publishing.registry import load_version, resolve_version, versions
+from ramen.publishing.registry import list_versions, load_version, resolve_version
 from ramen.publishing.update import Changes, publish_update, read_changes
 from ramen.retrieval import search
 
@@ -69,7 +70,7 @@ def test_update_publishes_new_version_with_changed_labels(published: Callable[..
     old = {hit.uid: hit.score for hit in load_version("ramen", "1").query(["rook"], 30)[0]}
     for hit in retriever.query(["rook"], 29)[0]:
         assert hit.uid in {"new", "l3"} or hit.score == pytest.approx(old[hit.uid], abs=1e-5)
-    tags = versions("ramen")[0].tags
+    tags = list_versions("ramen")[0].tags
     assert tags["updated_from"] == "1" and tags["labels"] == "29" and tags["dataset"].startswith("d+")
     assert "psp_at_5" not in tags, "metrics of the old labels do not describe the update"
     assert (tags["origin.psp_at_5"], tags["origin.dataset"]) == ("30.0", "d"), (
@@ -85,7 +86,7 @@ def test_update_recall_is_at_most_that_of_original_version(published: Callable[.
     client = MlflowClient(f"sqlite:///{store}")
     client.set_model_version_tag("ramen", "1", "ann_recall", "0.4")  # as for codes that compress too much
     update = publish_update("champion", Changes({"new": "a label"}, frozenset()), IndexConfig(kind="flat"))
-    assert versions("ramen")[0].tags["ann_recall"] == "0.4" and "below index.min_recall" in update.refused
+    assert list_versions("ramen")[0].tags["ann_recall"] == "0.4" and "below index.min_recall" in update.refused
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_invalid_update_registers_nothing(published: Callable[..., list[str]], c
     published()
     with pytest.raises(RamenError, match=message):
         publish_update("champion", changes, IndexConfig())
-    assert resolve_version("ramen", "champion") == 1 and len(versions("ramen")) == 1
+    assert resolve_version("ramen", "champion") == 1 and len(list_versions("ramen")) == 1
 
 
 def test_broken_parquet_labels_are_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from ramen.encoder.loading import load_encoder
 from ramen.errors import RamenError
 from ramen.index.build import build_index
 from ramen.index.retriever import Retriever
-from ramen.publishing.registry import UnknownVersion, Version
+from ramen.publishing.registry import RegisteredVersion, UnknownVersion
 from ramen.serving import app as serving
 from ramen.serving import limits
 
@@ -66,7 +66,9 @@ def app() -> Iterator[FastAPI]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving, "resolve_version", resolve)
         patch.setattr(serving, "load_version", lambda *_: Retriever(encoder, index, TEXTS, TEXTS))
-        patch.setattr(serving, "versions", lambda model: [Version(1, ["champion"], 0, "r", {"p_at_1": "nan"})])
+        patch.setattr(
+            serving, "versions", lambda model: [RegisteredVersion(1, ["champion"], 0, "r", {"p_at_1": "nan"})]
+        )
         yield serving.make_app("ramen", graph=FakeTrainingGraph(), ui=True)  # type: ignore[arg-type]
 
 

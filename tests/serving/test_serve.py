@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ramen.artifacts import drafts, open_artifact
+from ramen.artifacts import create_drafts, open_artifact
 from ramen.config import EncoderConfig, IndexConfig
 from ramen.data.dataset import Dataset
 from ramen.encoder.loading import load_encoder
@@ -38,10 +38,13 @@ HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
 
 
 @pytest.fixture
-def artifacts(tmp_path: Path, tiny_source: Path) -> Path:
+def artifacts(tmp_path: Path, tiny_xc_folder: Path) -> Path:
     """The dataset and graph artifacts of a run."""
     folder = tmp_path / "artifacts"
-    sections: dict[str, Any] = {"data": {"source": "xc", "path": str(tiny_source)}, "walk": {"hops": 0, "hub_cap": 0}}
+    sections: dict[str, Any] = {
+        "data": {"source": "xc", "path": str(tiny_xc_folder)},
+        "walk": {"hops": 0, "hub_cap": 0},
+    }
     run_stage("ingest", sections=sections, outputs={"dataset": folder / "dataset"})
     run_stage(
         "build-graph", sections=sections, inputs={"dataset": folder / "dataset"}, outputs={"graph": folder / "graph"}
@@ -54,7 +57,7 @@ def published(store: Path, artifacts: Path, tmp_path: Path) -> Path:
     """Publish version 1 (champion) with all labels, and version 2 with 20 of them and one with a hostile text."""
     problem = Dataset.read(artifacts / "dataset")
     encoder = load_encoder("tiny", EncoderConfig(name="tiny"))
-    with drafts({"model": tmp_path / "model"}, sections={}, inputs={}, work=tmp_path / "work") as written:
+    with create_drafts({"model": tmp_path / "model"}, sections={}, inputs={}, work=tmp_path / "work") as written:
         encoder.save(written["model"].path)
     files = json.loads((tmp_path / "model" / "manifest.json").read_text())["files"]
     dataset = open_artifact(artifacts / "dataset", "dataset").digest

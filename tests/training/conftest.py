@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from on_disk import graphs_of
 
-from ramen.artifacts import drafts
+from ramen.artifacts import create_drafts
 from ramen.data.dataset import Dataset
 from ramen.graph.metadata import write_graphs
 
@@ -18,13 +18,13 @@ from training_recipe import SECTIONS, Sections, TrainOnce, train
 
 
 @pytest.fixture(scope="session")
-def tiny_artifacts(shared_problem: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tiny_artifacts(shared_dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Paths of `dataset` and `graph` (without a walk), shared by all tests of a session: do not modify them."""
     folder = tmp_path_factory.mktemp("artifacts")
     paths = {name: folder / name for name in ("dataset", "graph")}
-    with drafts(paths, sections={}, inputs={}, work=folder / "work") as draft:
-        shared_problem.write(draft["dataset"].path)
-        write_graphs(draft["graph"].path, graphs_of(shared_problem))
+    with create_drafts(paths, sections={}, inputs={}, work=folder / "work") as draft:
+        shared_dataset.write(draft["dataset"].path)
+        write_graphs(draft["graph"].path, graphs_of(shared_dataset))
     return paths
 
 

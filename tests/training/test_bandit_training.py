@@ -6,8 +6,10 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pytest
 
 
+@pytest.mark.slow
 def test_the_bandit_lowers_the_weight_of_noise_and_beats_constant_weights(planting: ModuleType, tmp_path: Path) -> None:
     data = planting.write(planting.planted(), tmp_path / "data")
     results = {

@@ -17,6 +17,7 @@ from training_recipe import changed, history, train
 EARLY = {"refresh_from": 1, "refresh_every": 2, "clusters": {"double_every": 1}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
 def test_every_base_trains_with_graphs_and_ends_bit_identical_after_a_stop(
     name: str, tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from ramen.artifacts import open_artifact
 from ramen.config import EncoderConfig
 from ramen.data.dataset import Dataset
-from ramen.encoder.label_vectors import encode_labels, fused_labels, has_more
+from ramen.encoder.label_vectors import encode_labels, fuse_label_vectors, has_context_or_classifier
 from ramen.encoder.loading import load_encoder
 from ramen.errors import Interrupted
 from ramen.stages import run_stage
@@ -31,19 +31,19 @@ def _small_data_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_classifiers_start_as_the_labels_and_learn_their_documents(
-    tiny_artifacts: dict[str, Path], tmp_path: Path, tiny_problem: Dataset
+    tiny_artifacts: dict[str, Path], tmp_path: Path, tiny_dataset: Dataset
 ) -> None:
     metrics = train(tiny_artifacts, tmp_path / "out", NGAME)
     model = tmp_path / "out" / "model"
-    assert has_more(model) and 0 <= metrics["classifier/share"] <= 1
+    assert has_context_or_classifier(model) and 0 <= metrics["classifier/share"] <= 1
     encoder = load_encoder(model, EncoderConfig(precision="fp32"))
     documents, labels = (
-        encoder.encode(tiny_problem.train.texts),
-        encode_labels(encoder, model, tiny_problem.labels.texts),
+        encoder.encode(tiny_dataset.train.texts),
+        encode_labels(encoder, model, tiny_dataset.labels.texts),
     )
     weight = load_file(model / "classifier.safetensors")["weight"]
     np.testing.assert_allclose(np.linalg.norm(weight, axis=1), 1, atol=1e-5)
-    y = tiny_problem.y_train.toarray() > 0
+    y = tiny_dataset.y_train.toarray() > 0
 
     def accuracy(vectors: np.ndarray) -> float:
         best = (documents @ vectors.T).argmax(1)
@@ -54,7 +54,7 @@ def test_classifiers_start_as_the_labels_and_learn_their_documents(
     assert untouched[29]
     share = metrics["classifier/share"]
     expected = (1 - share) * documents @ labels.T + share * documents @ weight.T
-    np.testing.assert_allclose(documents @ fused_labels(model, labels).T, expected, atol=1e-5)
+    np.testing.assert_allclose(documents @ fuse_label_vectors(model, labels).T, expected, atol=1e-5)
 
 
 def test_it_is_trained_only_where_the_base_has_a_second_stage_and_it_is_on(
@@ -64,7 +64,9 @@ def test_it_is_trained_only_where_the_base_has_a_second_stage_and_it_is_on(
     train(tiny_artifacts, tmp_path / "plain", changed(objective=alone))
     off = changed(objective=alone, base={"name": "ngame"}, classifier={"epochs": 0})
     train(tiny_artifacts, tmp_path / "off", off)
-    assert not has_more(tmp_path / "plain" / "model") and not has_more(tmp_path / "off" / "model")
+    assert not has_context_or_classifier(tmp_path / "plain" / "model") and not has_context_or_classifier(
+        tmp_path / "off" / "model"
+    )
 
 
 @pytest.mark.parametrize("at", [1, 77, 150])

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import scipy.sparse as sp
-from on_disk import graph_of
+from on_disk import make_graph
 
 from ramen.graph.metadata import Graph
 from ramen.training.label_augmentation import HUB_EDGES, MAX_NEW_LABELS, augment_labels
 
 
 def anchors(train: np.ndarray, labels: np.ndarray) -> dict[str, Graph]:
-    return {"train": graph_of(sp.csr_matrix(train)), "labels": graph_of(sp.csr_matrix(labels))}
+    return {"train": make_graph(sp.csr_matrix(train)), "labels": make_graph(sp.csr_matrix(labels))}
 
 
 def nothing(rows: int, columns: int) -> sp.csr_matrix:

@@ -13,7 +13,7 @@ from scipy.stats import rankdata, ttest_rel
 
 from ramen.config import EncoderConfig, TrainingConfig
 from ramen.data.dataset import AnchorSet, Dataset, Texts
-from ramen.encoder.label_vectors import encode_labels, fused_labels, has_more
+from ramen.encoder.label_vectors import encode_labels, fuse_label_vectors, has_context_or_classifier
 from ramen.encoder.loading import load_encoder
 from ramen.training.heldout import HeldOut, split_held_out
 from ramen.training.labels.context import PARSIMONY, PRIOR, choose_share, compare_context_shares
@@ -61,10 +61,10 @@ def test_the_set_that_tells_is_used_and_noise_is_not(coded: dict[str, Path], tmp
     metrics = train(coded, tmp_path / "out", RECIPE)
     assert metrics["context/told"] > 0 and metrics["context/noise"] == 0
     model = tmp_path / "out" / "model"
-    assert has_more(model)
+    assert has_context_or_classifier(model)
     encoder = load_encoder(model, EncoderConfig(precision="fp32"))
     alone = encode_labels(encoder, model, [f"x{i * 37 % 101}q" for i in range(16)])
-    whole = fused_labels(model, alone)
+    whole = fuse_label_vectors(model, alone)
     expected = alone + metrics["context/told"] * encoder.encode([f"about {word}" for word in WORDS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(whole, expected, atol=1e-4)
@@ -88,7 +88,7 @@ def test_without_evidence_or_when_off_there_is_none(
 ) -> None:
     sections = {name: {**values, **off.get(name, {})} for name, values in RECIPE.items()}
     train(coded, tmp_path / "out", sections)
-    assert not has_more(tmp_path / "out" / "model")
+    assert not has_context_or_classifier(tmp_path / "out" / "model")
 
 
 @pytest.mark.parametrize("labelled", [0, 1, FEWEST - 1, FEWEST])
@@ -127,7 +127,7 @@ def test_training_documents_tell_what_a_label_is_about_too(
     share = metrics["context/training_documents"] * count / (count + PRIOR)
     expected = alone + share * encoder.encode([f"{word} {word} shop" for word in WORDS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(fused_labels(model, alone), expected, atol=1e-4)
+    np.testing.assert_allclose(fuse_label_vectors(model, alone), expected, atol=1e-4)
 
 
 def test_a_graph_that_says_what_the_documents_say_is_left_out(coded: dict[str, Path], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 from on_disk import graphs_of
 
-from ramen.artifacts import drafts, open_artifact
+from ramen.artifacts import create_drafts, open_artifact
 from ramen.data.dataset import AnchorSet, Dataset
 from ramen.errors import ConfigError, Interrupted
 from ramen.graph.metadata import read_graphs, write_graphs
@@ -29,14 +29,14 @@ def read(problem: Dataset, artifacts: dict[str, Path], most: int = 24, seed: int
 
 
 def test_it_reads_each_text_and_its_anchors_and_no_name_of_a_match(
-    tiny_problem: Dataset, tiny_artifacts: dict[str, Path]
+    tiny_dataset: Dataset, tiny_artifacts: dict[str, Path]
 ) -> None:
-    seen = read(tiny_problem, tiny_artifacts)
-    assert seen.train.uids == tiny_problem.train.uids and seen.labels.uids == tiny_problem.labels.uids
-    category, links = tiny_problem.anchor_sets["category"], tiny_problem.anchor_sets["links"]
+    seen = read(tiny_dataset, tiny_artifacts)
+    assert seen.train.uids == tiny_dataset.train.uids and seen.labels.uids == tiny_dataset.labels.uids
+    category, links = tiny_dataset.anchor_sets["category"], tiny_dataset.anchor_sets["links"]
     for side, ours, theirs in (
-        ("train", seen.train.texts, tiny_problem.train.texts),
-        ("labels", seen.labels.texts, tiny_problem.labels.texts),
+        ("train", seen.train.texts, tiny_dataset.train.texts),
+        ("labels", seen.labels.texts, tiny_dataset.labels.texts),
     ):
         for row, (long, short) in enumerate(zip(ours, theirs, strict=True)):
             assert long.startswith(short)
@@ -45,33 +45,33 @@ def test_it_reads_each_text_and_its_anchors_and_no_name_of_a_match(
             ]
             rest = long[len(short) :]
             assert sorted(rest.split()) == sorted(" ".join(wanted).split()), row
-    assert seen.test == tiny_problem.test
+    assert seen.test == tiny_dataset.test
 
 
 def test_a_document_does_not_read_its_labels_nor_a_label_its_documents(
-    tiny_problem: Dataset, tiny_artifacts: dict[str, Path]
+    tiny_dataset: Dataset, tiny_artifacts: dict[str, Path]
 ) -> None:
     # the anchors are the labels, or the documents, themselves: every link of a document is one of its labels
-    labels, documents = tiny_problem.labels, tiny_problem.train
+    labels, documents = tiny_dataset.labels, tiny_dataset.train
     n, m = len(documents), len(labels)
     sets = {
-        "labels": AnchorSet(labels, tiny_problem.y_train, sp.csr_matrix((m, m), dtype=np.float32)),
+        "labels": AnchorSet(labels, tiny_dataset.y_train, sp.csr_matrix((m, m), dtype=np.float32)),
         "documents": AnchorSet(
-            documents, sp.csr_matrix((n, n), dtype=np.float32), sp.csr_matrix(tiny_problem.y_train.T)
+            documents, sp.csr_matrix((n, n), dtype=np.float32), sp.csr_matrix(tiny_dataset.y_train.T)
         ),
     }
-    problem = replace(tiny_problem, anchor_sets=sets)
+    problem = replace(tiny_dataset, anchor_sets=sets)
     seen = add_anchor_texts(problem, graphs_of(problem), "uniform", 24, 0)
     assert seen.train.texts == documents.texts and seen.labels.texts == labels.texts
 
 
 def test_the_order_of_anchors_is_the_seeds_and_long_lists_are_cut(
-    tiny_problem: Dataset, tiny_artifacts: dict[str, Path]
+    tiny_dataset: Dataset, tiny_artifacts: dict[str, Path]
 ) -> None:
-    one, again, other = (read(tiny_problem, tiny_artifacts, seed=seed).train.texts for seed in (0, 0, 1))
+    one, again, other = (read(tiny_dataset, tiny_artifacts, seed=seed).train.texts for seed in (0, 0, 1))
     assert one == again and one != other
-    cut = read(tiny_problem, tiny_artifacts, most=1).train.texts
-    for text, short, long in zip(tiny_problem.train.texts, cut, one, strict=True):
+    cut = read(tiny_dataset, tiny_artifacts, most=1).train.texts
+    for text, short, long in zip(tiny_dataset.train.texts, cut, one, strict=True):
         # the first of several is all that is left
         assert long.startswith(short) and short.startswith(text) and len(text) < len(short)
     assert sum(map(len, cut)) < sum(map(len, one))
@@ -151,7 +151,7 @@ def test_what_only_the_oracle_reads_reaches_the_encoder(planting: ModuleType, tm
     assert guided > base + 4
 
 
-def test_what_cannot_be_is_said(tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_is_said(tiny_dataset: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"guidance.anchor_sets: 'link' is no anchor set of the dataset"):
         train(tiny_artifacts, tmp_path / "wrong", changed(guidance={**WITH, "anchor_sets": ["link"]}))
     train(tiny_artifacts, tmp_path / "plain")
@@ -163,8 +163,8 @@ def test_what_cannot_be_is_said(tiny_problem: Dataset, tiny_artifacts: dict[str,
             outputs={"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"},
         )
     bare = {name: tmp_path / f"bare-{name}" for name in ("dataset", "graph")}
-    with drafts(bare, sections={}, inputs={}, work=tmp_path / "work") as made:
-        replace(tiny_problem, anchor_sets={}).write(made["dataset"].path)
+    with create_drafts(bare, sections={}, inputs={}, work=tmp_path / "work") as made:
+        replace(tiny_dataset, anchor_sets={}).write(made["dataset"].path)
         write_graphs(made["graph"].path, {})
     with pytest.raises(ConfigError, match="the dataset has no anchor sets"):
         train(bare, tmp_path / "none", changed(guidance=WITH))

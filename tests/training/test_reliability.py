@@ -166,9 +166,11 @@ def test_a_changed_knob_under_a_checkpoint_is_refused(
 ) -> None:
     sections = changed(training=EVERY_STEP)
     sections[section] = {**sections[section], **values}
-    with pytest.raises(ArtifactError, match=rf"{said}; go back to resume it, or start afresh: rm -r (\S+)$") as caught:
+    with pytest.raises(
+        ArtifactError, match=rf"{said}; undo the change to resume it, or delete it to start over: rm -r (\S+)$"
+    ) as caught:
         warm(interrupted, tmp_path, sections)
-    subprocess.run(str(caught.value).rpartition("start afresh: ")[2].split(), check=True)
+    subprocess.run(str(caught.value).rpartition("start over: ")[2].split(), check=True)
     warm(interrupted, tmp_path, sections)
 
 
@@ -179,7 +181,7 @@ def test_changed_data_under_a_checkpoint_are_refused_unless_written_elsewhere(
     manifest = json.loads(texts.read_text())
     manifest["counts"] = {"another": 1}
     texts.write_text(json.dumps(manifest))
-    with pytest.raises(ArtifactError, match="but graph is another one; go back"):
+    with pytest.raises(ArtifactError, match="but the input graph has changed; undo"):
         warm(interrupted, tmp_path, changed(training=EVERY_STEP))
     warm(interrupted, tmp_path / "elsewhere", changed(training=EVERY_STEP))
 
@@ -190,7 +192,7 @@ def test_a_foreign_checkpoint_is_refused(interrupted: dict[str, Path], tmp_path:
         task["sections"]["training"]["seed"] = 9
         (folder / "task.json").write_text(json.dumps(task))
         sums = json.loads((folder / "sums.json").read_text())
-        from ramen.artifacts import sha256
+        from ramen.files import sha256
 
         (folder / "sums.json").write_text(json.dumps({**sums, "task.json": sha256(folder / "task.json")}))
     with pytest.raises(ArtifactError, match=r"checkpoint of another run: training\.seed was 9, is 0; start afresh"):
@@ -234,7 +236,7 @@ def test_out_of_memory_says_what_to_turn(
 def test_a_loss_that_is_not_finite_names_documents_and_weights(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramen.training.trainer.total", lambda terms, weights: terms["task"] * torch.inf)
+    monkeypatch.setattr("ramen.training.step_loss.weighted_sum", lambda terms, weights: terms["task"] * torch.inf)
     with pytest.raises(
         RamenError, match=r"(loss is|gradient is not) .*at step 0 \(documents (train|label)-\d+, .*\.label=3"
     ):

@@ -16,7 +16,7 @@ from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.graph.cleaning import false_negative_anchors
 from ramen.graph.metadata import Graph, Side
 from ramen.objective.triplet import Triplet
-from ramen.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, within_budget
+from ramen.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, sample_pools
 from ramen.training.graph_negatives import GraphNegatives
 from ramen.training.step_sampler import Step, StepSampler
 
@@ -71,8 +71,8 @@ def edges_of(anchors: AnchorSet, side: Side) -> np.ndarray:
     return getattr(anchors, side.value).toarray()
 
 
-def test_epoch_visits_every_document_once(tiny_problem: Dataset) -> None:
-    sampler = make_sampler(tiny_problem)
+def test_epoch_visits_every_document_once(tiny_dataset: Dataset) -> None:
+    sampler = make_sampler(tiny_dataset)
     for epoch in range(2):
         order = sampler.epoch_order(epoch)
         seen = np.concatenate([sampler.step(order, epoch, i).documents for i in range(sampler.steps_per_epoch)])
@@ -80,32 +80,32 @@ def test_epoch_visits_every_document_once(tiny_problem: Dataset) -> None:
     assert not np.array_equal(sampler.epoch_order(0), sampler.epoch_order(1))
 
 
-def test_documents_without_labels_and_single_last_documents_are_dropped(tiny_problem: Dataset) -> None:
-    y = tiny_problem.y_train.tolil()
+def test_documents_without_labels_and_single_last_documents_are_dropped(tiny_dataset: Dataset) -> None:
+    y = tiny_dataset.y_train.tolil()
     y[5] = 0
-    problem = replace(tiny_problem, y_train=y.tocsr(), anchor_sets={})
+    problem = replace(tiny_dataset, y_train=y.tocsr(), anchor_sets={})
     sampler = make_sampler(problem, batch_size=29)
     assert 5 not in sampler.base.problem.documents and sampler.steps_per_epoch == 2
     assert make_sampler(problem, batch_size=58).steps_per_epoch == 1, "a single last document has no negatives"
     assert make_sampler(problem, batch_size=20).steps_per_epoch == 3
 
 
-def test_positives_are_true_and_masks_contain_true_and_filtered_pairs(tiny_problem: Dataset) -> None:
-    sampler = make_sampler(tiny_problem)
-    known = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+def test_positives_are_true_and_masks_contain_true_and_filtered_pairs(tiny_dataset: Dataset) -> None:
+    sampler = make_sampler(tiny_dataset)
+    known = (tiny_dataset.y_train + tiny_dataset.filter_train).toarray() > 0
     step = sampler.step(sampler.epoch_order(0), 0, 0)
-    assert (tiny_problem.y_train.toarray()[step.documents, step.labels[step.positive]] > 0).all()
+    assert (tiny_dataset.y_train.toarray()[step.documents, step.labels[step.positive]] > 0).all()
     np.testing.assert_array_equal(step.mask, known[step.documents][:, step.labels])
 
 
-def test_labels_with_the_text_of_the_positive_are_masked(tiny_problem: Dataset) -> None:
-    sampler = make_sampler(tiny_problem, label_texts=np.zeros(len(tiny_problem.labels), np.int64))
+def test_labels_with_the_text_of_the_positive_are_masked(tiny_dataset: Dataset) -> None:
+    sampler = make_sampler(tiny_dataset, label_texts=np.zeros(len(tiny_dataset.labels), np.int64))
     assert sampler.step(sampler.epoch_order(0), 0, 0).mask.all()
 
 
-def test_anchors_come_from_pruned_graphs_and_masks_from_unpruned_graphs(tiny_problem: Dataset) -> None:
-    sampler = use_graphs(make_sampler(tiny_problem), tiny_problem, kept_share=0.5)
-    pruned, order = prune_at_random(tiny_problem, 0.5), sampler.epoch_order(0)
+def test_anchors_come_from_pruned_graphs_and_masks_from_unpruned_graphs(tiny_dataset: Dataset) -> None:
+    sampler = use_graphs(make_sampler(tiny_dataset), tiny_dataset, kept_share=0.5)
+    pruned, order = prune_at_random(tiny_dataset, 0.5), sampler.epoch_order(0)
     for index in range(sampler.steps_per_epoch):
         step = sampler.step(order, 0, index)
         for name, batch in step.anchors.items():
@@ -113,7 +113,7 @@ def test_anchors_come_from_pruned_graphs_and_masks_from_unpruned_graphs(tiny_pro
                 links, graph = batch.links[side], pruned[name][side]
                 rows = items[links.rows_R]
                 assert (graph.csr().toarray()[rows, batch.pool[links.positive_R]] > 0).all()
-                unpruned = edges_of(tiny_problem.anchor_sets[name], side)
+                unpruned = edges_of(tiny_dataset.anchor_sets[name], side)
                 np.testing.assert_array_equal(links.mask_BA, unpruned[items][:, batch.pool] > 0)
                 np.testing.assert_array_equal(links.drawn_C, np.unique(links.positive_R))
                 sampled = {*zip(links.rows_R.tolist(), links.positive_R.tolist(), strict=True)}
@@ -121,17 +121,17 @@ def test_anchors_come_from_pruned_graphs_and_masks_from_unpruned_graphs(tiny_pro
                 assert set(items) - set(rows) == {i for i in items if graph.indptr[i] == graph.indptr[i + 1]}
 
 
-def test_anchor_with_the_text_of_its_row_is_no_negative(tiny_problem: Dataset) -> None:
-    anchors = tiny_problem.anchor_sets["links"]
+def test_anchor_with_the_text_of_its_row_is_no_negative(tiny_dataset: Dataset) -> None:
+    anchors = tiny_dataset.anchor_sets["links"]
     # anchor 2 has the text of document 7, anchor 5 that of label 4; neither has the edge, since cleaning removes it
     texts = list(anchors.texts.texts)
-    texts[2], texts[5] = tiny_problem.train.texts[7], tiny_problem.labels.texts[4]
+    texts[2], texts[5] = tiny_dataset.train.texts[7], tiny_dataset.labels.texts[4]
     edges = {side.value: getattr(anchors, side.value).tolil() for side in Side}
     edges["train"][7, 2] = edges["labels"][4, 5] = 0
     anchors = replace(
         anchors, texts=Texts(anchors.texts.uids, texts), **{side: matrix.tocsr() for side, matrix in edges.items()}
     )
-    problem = replace(tiny_problem, anchor_sets={"links": anchors})
+    problem = replace(tiny_dataset, anchor_sets={"links": anchors})
     sampler = use_graphs(make_sampler(problem, batch_size=60), problem)
     masked_without_edge = set()
     for epoch in range(6):
@@ -144,13 +144,13 @@ def test_anchor_with_the_text_of_its_row_is_no_negative(tiny_problem: Dataset) -
     assert masked_without_edge == {(Side.DOCUMENT, 7, 2), (Side.LABEL, 4, 5)}
 
 
-def test_anchor_with_the_text_of_a_neighbour_is_no_negative(tiny_problem: Dataset) -> None:
+def test_anchor_with_the_text_of_a_neighbour_is_no_negative(tiny_dataset: Dataset) -> None:
     """Its vector equals the positive's, so the loss would push the vector away as strongly as it draws it near."""
-    anchors = tiny_problem.anchor_sets["links"]
+    anchors = tiny_dataset.anchor_sets["links"]
     texts = np.array(anchors.texts.texts, object)
     texts[1::2] = texts[::2][: len(texts[1::2])]  # pairs of anchors with the same text, except the last anchor
     anchors = replace(anchors, texts=Texts(anchors.texts.uids, texts.tolist()))
-    problem = replace(tiny_problem, anchor_sets={"links": anchors})
+    problem = replace(tiny_dataset, anchor_sets={"links": anchors})
     sampler = use_graphs(make_sampler(problem, batch_size=60), problem)
     step = sampler.step(sampler.epoch_order(0), 0, 0)
     batch, same_text = step.anchors["links"], (texts[:, None] == texts[None, :]).astype(float)
@@ -160,17 +160,17 @@ def test_anchor_with_the_text_of_a_neighbour_is_no_negative(tiny_problem: Datase
         assert (mask & (linked[:, batch.pool] == 0)).any(), "an anchor is masked because of its text alone"
 
 
-def test_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_problem: Dataset) -> None:
+def test_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_dataset: Dataset) -> None:
     """The anchors are the labels and the documents, recognised by their uids; the edges are arbitrary."""
     documents, labels = (
         Texts([f"{kind} {uid}" for uid in items.uids], items.texts)
-        for kind, items in (("document", tiny_problem.train), ("label", tiny_problem.labels))
+        for kind, items in (("document", tiny_dataset.train), ("label", tiny_dataset.labels))
     )
     uids = [*labels.uids, *documents.uids]
     edges = sp.csr_matrix((np.ones(60, np.float32), (np.arange(60), (np.arange(60) * 7) % len(uids))), (60, len(uids)))
     no_edges = sp.csr_matrix((len(labels), len(uids)), dtype=np.float32)
     anchors = AnchorSet(Texts(uids, [f"page {uid}" for uid in uids]), edges, no_edges)
-    problem = replace(tiny_problem, train=documents, labels=labels, anchor_sets={"pages": anchors})
+    problem = replace(tiny_dataset, train=documents, labels=labels, anchor_sets={"pages": anchors})
     y, identity = problem.y_train, sp.identity(60, format="csr")
     expected = {
         Side.DOCUMENT: sp.hstack([y, identity]).toarray() > 0,
@@ -192,8 +192,8 @@ def test_anchor_that_is_the_row_or_a_true_partner_is_no_negative(tiny_problem: D
     assert (mask & ~linked).any()
 
 
-def test_graphs_change_neither_documents_nor_labels_of_a_step(tiny_problem: Dataset) -> None:
-    samplers = make_sampler(tiny_problem), use_graphs(make_sampler(tiny_problem), tiny_problem)
+def test_graphs_change_neither_documents_nor_labels_of_a_step(tiny_dataset: Dataset) -> None:
+    samplers = make_sampler(tiny_dataset), use_graphs(make_sampler(tiny_dataset), tiny_dataset)
     without, with_graphs = (sampler.step(sampler.epoch_order(4), 4, 1) for sampler in samplers)
     np.testing.assert_array_equal(without.documents, with_graphs.documents)
     np.testing.assert_array_equal(without.labels, with_graphs.labels)
@@ -221,9 +221,9 @@ def test_membership_mask_equals_scipy_indexing() -> None:
         np.testing.assert_array_equal(mask(rows, columns), matrix.toarray()[rows][:, columns] != 0)
 
 
-def test_anchors_of_a_set_do_not_depend_on_other_sets(tiny_problem: Dataset) -> None:
-    one_set = replace(tiny_problem, anchor_sets={"links": tiny_problem.anchor_sets["links"]})
-    samplers = [use_graphs(make_sampler(problem), problem) for problem in (tiny_problem, one_set)]
+def test_anchors_of_a_set_do_not_depend_on_other_sets(tiny_dataset: Dataset) -> None:
+    one_set = replace(tiny_dataset, anchor_sets={"links": tiny_dataset.anchor_sets["links"]})
+    samplers = [use_graphs(make_sampler(problem), problem) for problem in (tiny_dataset, one_set)]
     pools = [sampler.step(sampler.epoch_order(0), 0, 0).anchors["links"].pool for sampler in samplers]
     np.testing.assert_array_equal(*pools)
 
@@ -257,19 +257,19 @@ def test_anchor_budget_keeps_every_anchor_with_the_same_probability() -> None:
     pools = {"a": np.arange(30), "b": np.arange(100, 110)}
     counts: dict[int, int] = {}
     for key in range(3000):
-        kept = within_budget(pools, {"a": key, "b": 10_000 + key}, 10)
+        kept = sample_pools(pools, {"a": key, "b": 10_000 + key}, 10)
         assert sum(map(len, kept.values())) == 10
         for anchors in kept.values():
             for anchor in anchors.tolist():
                 counts[anchor] = counts.get(anchor, 0) + 1
     np.testing.assert_allclose([counts[a] / 3000 for a in (*range(30), *range(100, 110))], 0.25, atol=0.05)
-    unlimited = within_budget(pools, {"a": 0, "b": 1}, 40)
+    unlimited = sample_pools(pools, {"a": 0, "b": 1}, 40)
     assert {name: pool.tolist() for name, pool in unlimited.items()} == {k: v.tolist() for k, v in pools.items()}
 
 
-def test_step_respects_the_anchor_budget_and_links_are_edges(tiny_problem: Dataset) -> None:
-    without_graphs = make_sampler(tiny_problem)
-    sampler = use_graphs(make_sampler(tiny_problem, shared_draws=True, anchor_budget=0.2), tiny_problem)
+def test_step_respects_the_anchor_budget_and_links_are_edges(tiny_dataset: Dataset) -> None:
+    without_graphs = make_sampler(tiny_dataset)
+    sampler = use_graphs(make_sampler(tiny_dataset, shared_draws=True, anchor_budget=0.2), tiny_dataset)
     order = sampler.epoch_order(0)
     sampled = set()
     for index in range(sampler.steps_per_epoch):
@@ -278,7 +278,7 @@ def test_step_respects_the_anchor_budget_and_links_are_edges(tiny_problem: Datas
         assert sum(len(b.pool) for b in step.anchors.values()) <= 0.2 * (len(step.documents) + len(step.labels))
         for name, batch in step.anchors.items():
             for side, items in items_by_side(step).items():
-                links, edges = batch.links[side], edges_of(tiny_problem.anchor_sets[name], side)
+                links, edges = batch.links[side], edges_of(tiny_dataset.anchor_sets[name], side)
                 assert len(links.rows_R) == len(links.positive_R)
                 assert (edges[items[links.rows_R], batch.pool[links.positive_R]] > 0).all()
                 sampled |= {(name, anchor) for anchor in batch.pool.tolist()}
@@ -291,9 +291,9 @@ def share_an_anchor(problem: Dataset) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "inverse_sqrt_degree"])
-def test_graph_negatives_share_an_anchor_with_a_document(tiny_problem: Dataset, sampling: str) -> None:
-    graphs = graphs_of(tiny_problem)
-    reachable = share_an_anchor(tiny_problem)
+def test_graph_negatives_share_an_anchor_with_a_document(tiny_dataset: Dataset, sampling: str) -> None:
+    graphs = graphs_of(tiny_dataset)
+    reachable = share_an_anchor(tiny_dataset)
     unlimited = GraphNegatives(graphs, sampling, 1.0)  # type: ignore[arg-type]
     for document in range(60):
         draws = [unlimited.draw(np.array([document]), 1000, np.random.default_rng(k)) for k in range(200)]
@@ -316,17 +316,17 @@ def test_graph_negatives_draw_an_anchor_by_weight_and_then_a_label_uniformly() -
 
 
 @pytest.mark.parametrize("name", ["inbatch", "ngame", "siamesexml"])
-def test_graph_negatives_replace_random_labels_and_are_not_regularised(tiny_problem: Dataset, name: str) -> None:
-    negatives = GraphNegatives(graphs_of(tiny_problem), "uniform", 0.5)
+def test_graph_negatives_replace_random_labels_and_are_not_regularised(tiny_dataset: Dataset, name: str) -> None:
+    negatives = GraphNegatives(graphs_of(tiny_dataset), "uniform", 0.5)
     without_random, without_negatives, sampler = (
         use_graphs(
-            make_sampler(tiny_problem, base=BaseConfig(name=name, random_labels=count), graph_negatives=drawn),
-            tiny_problem,
+            make_sampler(tiny_dataset, base=BaseConfig(name=name, random_labels=count), graph_negatives=drawn),
+            tiny_dataset,
         )
         for count, drawn in ((0.0, None), (0.5, None), (0.5, negatives))
     )
-    known = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
-    shared = share_an_anchor(tiny_problem)
+    known = (tiny_dataset.y_train + tiny_dataset.filter_train).toarray() > 0
+    shared = share_an_anchor(tiny_dataset)
     added = removed = 0
     for epoch in range(50):
         least, before, step = (s.step(s.epoch_order(0), epoch, 0) for s in (without_random, without_negatives, sampler))
@@ -343,12 +343,12 @@ def test_graph_negatives_replace_random_labels_and_are_not_regularised(tiny_prob
 
 
 @pytest.mark.parametrize("name", ["inbatch", "ngame"])
-def test_random_labels_are_negatives_and_regularised_and_change_nothing_else(tiny_problem: Dataset, name: str) -> None:
+def test_random_labels_are_negatives_and_regularised_and_change_nothing_else(tiny_dataset: Dataset, name: str) -> None:
     sampler, without_random = (
-        use_graphs(make_sampler(tiny_problem, base=BaseConfig(name=name, random_labels=count)), tiny_problem)
+        use_graphs(make_sampler(tiny_dataset, base=BaseConfig(name=name, random_labels=count)), tiny_dataset)
         for count in (0.5, 0)
     )
-    known = (tiny_problem.y_train + tiny_problem.filter_train).toarray() > 0
+    known = (tiny_dataset.y_train + tiny_dataset.filter_train).toarray() > 0
     counts = np.zeros(30, int)
     for epoch in range(300):
         step, before = (s.step(s.epoch_order(0), epoch, 0) for s in (sampler, without_random))

@@ -123,11 +123,11 @@ def test_graph_negatives_come_from_the_sets_asked_for_and_go_with_the_graphs(
 
 
 def test_pruning_starts_from_the_original_and_obeys_the_threshold(
-    tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
+    tiny_dataset: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
     train(tiny_artifacts, tmp_path / "all", changed(pruning={"rule": "threshold", "threshold": 1.0}))
     pruned = read_graphs(tmp_path / "all" / "pruned_graph")
-    held_out = set(split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.1))[0].tolist())
+    held_out = set(split_held_out(tiny_dataset, TrainingConfig(validation_fraction=0.1))[0].tolist())
     for sides in pruned.values():
         assert sides["labels"].num_edges == 0
         assert set(sides["train"].rows().tolist()) <= held_out, "no step draws these, so they were never judged"
@@ -152,32 +152,32 @@ def test_pruning_stops_when_validation_stops_improving_and_training_goes_on(
 
 
 def test_held_out_documents_are_never_trained_on(
-    tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
+    tiny_dataset: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    held_out, kept = split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.1))
+    held_out, kept = split_held_out(tiny_dataset, TrainingConfig(validation_fraction=0.1))
     assert len(held_out) == 6 and len(kept) == 54 and not set(held_out) & set(kept)
     train(tiny_artifacts, tmp_path)
     assert open_artifact(tmp_path / "model", "model").counts["documents"] == 54
 
 
-def test_validation_ranks_labels_for_a_sample_of_many_held_out_documents(tiny_problem: Dataset) -> None:
+def test_validation_ranks_labels_for_a_sample_of_many_held_out_documents(tiny_dataset: Dataset) -> None:
     rng = np.random.default_rng(0)
     labels = rng.standard_normal((30, 8)).astype(np.float32)
     held_out = np.arange(3, 43)
-    whole = HeldOut.of(tiny_problem, held_out, tiny_problem.filter_train)
+    whole = HeldOut.of(tiny_dataset, held_out, tiny_dataset.filter_train)
     assert whole.evenly_spaced(40) is whole
     part = whole.evenly_spaced(10)
     assert len({*part.rows}) == 10 and {*part.rows} < {*held_out}
     documents = rng.standard_normal((len(part), 8)).astype(np.float32)
-    documents[:5] = 9 * labels[tiny_problem.y_train[part.rows[:5]].toarray().argmax(1)]
-    scores = np.where(tiny_problem.filter_train[part.rows].toarray() > 0, -np.inf, documents @ labels.T)
-    best = tiny_problem.y_train[part.rows].toarray()[np.arange(10), scores.argmax(1)]
+    documents[:5] = 9 * labels[tiny_dataset.y_train[part.rows[:5]].toarray().argmax(1)]
+    scores = np.where(tiny_dataset.filter_train[part.rows].toarray() > 0, -np.inf, documents @ labels.T)
+    best = tiny_dataset.y_train[part.rows].toarray()[np.arange(10), scores.argmax(1)]
     assert part.quality(documents, labels).p_at_1 == pytest.approx(100 * best.mean())
     assert best.sum() >= 5
 
 
-def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents(tiny_problem: Dataset) -> None:
-    problem = hide_labels(tiny_problem, 0.3, seed=1)
+def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents(tiny_dataset: Dataset) -> None:
+    problem = hide_labels(tiny_dataset, 0.3, seed=1)
     held_out = np.flatnonzero(np.diff(problem.y_train.indptr))
     documents = np.eye(30, dtype=np.float32)[problem.y_train[held_out].argmax(1).A1]
     labels = np.eye(30, dtype=np.float32)
@@ -185,9 +185,9 @@ def test_labels_that_training_must_not_see_do_not_compete_for_held_out_documents
     assert HeldOut.of(problem, held_out, problem.filter_train).quality(documents, labels).p_at_1 == 100.0
 
 
-def test_groups_are_held_out_whole(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_groups_are_held_out_whole(tiny_dataset: Dataset, tmp_path: Path) -> None:
     groups = np.repeat([0, 1, 2, 3, 4], [12, 4, 4, 20, 20])
-    problem = replace(tiny_problem, groups=groups)
+    problem = replace(tiny_dataset, groups=groups)
     wanted = set()
     for seed in range(5):
         held_out, kept = split_held_out(problem, TrainingConfig(validation_fraction=0.2, seed=seed))
@@ -200,9 +200,9 @@ def test_groups_are_held_out_whole(tiny_problem: Dataset, tmp_path: Path) -> Non
     assert open_artifact(tmp_path / "model", "model").counts["validation_documents"] in (8, 12)
 
 
-def test_large_groups_are_held_out_last(tiny_problem: Dataset) -> None:
+def test_large_groups_are_held_out_last(tiny_dataset: Dataset) -> None:
     groups = np.concatenate([np.repeat([0, 1], 20), np.arange(2, 22)])
-    problem = replace(tiny_problem, groups=groups)
+    problem = replace(tiny_dataset, groups=groups)
     for seed in range(10):
         held_out, _ = split_held_out(problem, TrainingConfig(validation_fraction=0.2, seed=seed))
         assert len(held_out) == 12 and groups[held_out].min() > 1, "20 documents of other groups suffice"
@@ -211,19 +211,19 @@ def test_large_groups_are_held_out_last(tiny_problem: Dataset) -> None:
 
 
 def test_groups_too_large_to_be_held_out_are_told(
-    tiny_problem: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_dataset: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    artifacts = on_disk(replace(tiny_problem, groups=np.repeat([0, 1], 30)), tmp_path)
+    artifacts = on_disk(replace(tiny_dataset, groups=np.repeat([0, 1], 30)), tmp_path)
     train(artifacts, tmp_path, changed(training={"epochs": 2, "validation_fraction": 0.1}, pruning={"rule": "none"}))
     said = "warning: training.validation_fraction = 0.1 holds out no document (every group of documents is larger)"
     assert said in capfd.readouterr().err
 
 
 def test_texts_cut_at_the_limit_are_told(
-    tiny_problem: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_dataset: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    long = replace(tiny_problem, labels=replace(tiny_problem.labels, texts=["a b c " * 9] * len(tiny_problem.labels)))
-    for name, problem, told in (("short", tiny_problem, False), ("long", long, True)):
+    long = replace(tiny_dataset, labels=replace(tiny_dataset.labels, texts=["a b c " * 9] * len(tiny_dataset.labels)))
+    for name, problem, told in (("short", tiny_dataset, False), ("long", long, True)):
         train(on_disk(problem, tmp_path / name), tmp_path / name, changed(training={"epochs": 2}))
         said = capfd.readouterr().err
         assert ("warning: encoder.max_length = 16 tokens truncates 100 % of labels" in said) == told
@@ -249,20 +249,20 @@ def test_a_stopped_stage_goes_on_where_it_was_and_ends_bit_identical(
     assert not list((tmp_path / "ramen-work").iterdir()), "checkpoints are removed after success"
 
 
-def test_no_held_out_document_is_an_anchor_in_training(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_no_held_out_document_is_an_anchor_in_training(tiny_dataset: Dataset, tmp_path: Path) -> None:
     # every label's anchors are its documents themselves: the edge to a held-out one is the very pair it validates
-    own = AnchorSet(tiny_problem.train, sp.identity(60, np.float32, "csr"), sp.csr_matrix(tiny_problem.y_train.T))
-    artifacts = on_disk(replace(tiny_problem, anchor_sets={"pages": own}), tmp_path)
+    own = AnchorSet(tiny_dataset.train, sp.identity(60, np.float32, "csr"), sp.csr_matrix(tiny_dataset.y_train.T))
+    artifacts = on_disk(replace(tiny_dataset, anchor_sets={"pages": own}), tmp_path)
     train(artifacts, tmp_path, changed(training={"validation_fraction": 0.4}, pruning={"rule": "none"}))
-    kept = split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.4))[1]
+    kept = split_held_out(tiny_dataset, TrainingConfig(validation_fraction=0.4))[1]
     used = set(read_graphs(tmp_path / "pruned_graph")["pages"]["labels"].indices.tolist())
     assert used <= set(kept.tolist()) and len(used) > 30
 
 
 def test_labels_hidden_from_training_are_in_no_step(
-    tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hidden = hide_labels(tiny_problem, 0.4, seed=1)
+    hidden = hide_labels(tiny_dataset, 0.4, seed=1)
     seen, plain = set[int](), Trainer.train_step
 
     def look(self: Trainer, step: Step) -> dict[str, float]:
@@ -275,10 +275,10 @@ def test_labels_hidden_from_training_are_in_no_step(
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_too_few_documents_for_a_step_are_refused(tiny_problem: Dataset, tmp_path: Path, count: int) -> None:
-    y = tiny_problem.y_train.tolil()
+def test_too_few_documents_for_a_step_are_refused(tiny_dataset: Dataset, tmp_path: Path, count: int) -> None:
+    y = tiny_dataset.y_train.tolil()
     y[count:] = 0
-    artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
+    artifacts = on_disk(replace(tiny_dataset, y_train=y.tocsr()), tmp_path)
     with pytest.raises(DataError, match=f"too few training documents with a label for a step: {count}, and 0 held out"):
         train(artifacts, tmp_path, changed(training={"validation_fraction": 0.0}))
 
@@ -322,10 +322,10 @@ def test_knobs_that_a_warmed_up_model_has_settled_are_refused(
 
 
 def test_a_graph_of_other_data_is_refused_before_anything_trains(
-    tiny_problem: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
+    tiny_dataset: Dataset, tiny_artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
-    names = tiny_problem.labels.uids
-    other = on_disk(replace(tiny_problem, labels=Texts(names, [*names[1:], names[0]])), tmp_path / "other")
+    names = tiny_dataset.labels.uids
+    other = on_disk(replace(tiny_dataset, labels=Texts(names, [*names[1:], names[0]])), tmp_path / "other")
     mixed = {"dataset": tiny_artifacts["dataset"], "graph": other["graph"]}
     with pytest.raises(ArtifactError, match=r"was made from another dataset than .*; run `ramen build-graph` again"):
         run_stage("warmup", sections=SECTIONS, inputs=mixed, outputs={"warm_model": tmp_path / "warm_model"})
@@ -338,10 +338,10 @@ def test_a_graph_of_other_data_is_refused_before_anything_trains(
         run_stage("evaluate", sections=sections, inputs=mixed, outputs={"evaluation": tmp_path / "again"})
 
 
-def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Dataset, tmp_path: Path) -> None:
-    y = tiny_problem.y_train.tolil()
-    y[split_held_out(tiny_problem, TrainingConfig(validation_fraction=0.1))[0]] = 0
-    artifacts = on_disk(replace(tiny_problem, y_train=y.tocsr()), tmp_path)
+def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_dataset: Dataset, tmp_path: Path) -> None:
+    y = tiny_dataset.y_train.tolil()
+    y[split_held_out(tiny_dataset, TrainingConfig(validation_fraction=0.1))[0]] = 0
+    artifacts = on_disk(replace(tiny_dataset, y_train=y.tocsr()), tmp_path)
     with pytest.raises(ConfigError, match=r"held-out document with a label.*raise training.validation_fraction"):
         train(artifacts, tmp_path, changed(bandit={"enabled": True}))
 
@@ -349,7 +349,7 @@ def test_a_bandit_without_anyone_to_judge_it_is_refused(tiny_problem: Dataset, t
 def test_a_loss_that_is_not_finite_stops_with_the_step(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramen.training.step_loss.total", lambda terms, weights: terms["task"] * torch.inf)
+    monkeypatch.setattr("ramen.training.step_loss.weighted_sum", lambda terms, weights: terms["task"] * torch.inf)
     with pytest.raises(RamenError, match=r"loss is (inf|nan) at step 0 .*training\.lr"):
         train(tiny_artifacts, tmp_path, changed())
 
@@ -441,10 +441,10 @@ def test_the_bandits_perturbations_switch_no_regulariser_off(
     assert same(tmp_path / "out" / "model", tmp_path / "stopped" / "model")
 
 
-def test_pairs_that_do_not_count_are_not_learnt(tiny_problem: Dataset) -> None:
-    y, ignored = tiny_problem.y_train, tiny_problem.y_train.copy().tolil()
+def test_pairs_that_do_not_count_are_not_learnt(tiny_dataset: Dataset) -> None:
+    y, ignored = tiny_dataset.y_train, tiny_dataset.y_train.copy().tolil()
     ignored[1:] = 0
-    problem = replace(tiny_problem, filter_train=ignored.tocsr())
+    problem = replace(tiny_dataset, filter_train=ignored.tocsr())
     assert y[0].nnz and not problem.positives[0].nnz
     np.testing.assert_array_equal(problem.positives[1:].toarray(), y[1:].toarray())
 

@@ -71,6 +71,7 @@ def test_untrained_parameters_stay() -> None:
         assert torch.isfinite(unused).all() and torch.isfinite(trained).all()
 
 
+@pytest.mark.slow
 def test_model_of_an_open_end_holds_the_average(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

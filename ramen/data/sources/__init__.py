@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ramen import config, errors
-from ramen.artifacts import sha256
+from ramen.files import sha256
 
 if TYPE_CHECKING:
     from ramen.data.dataset import Dataset
@@ -91,5 +91,5 @@ def path_defect(settings: config.DataConfig) -> errors.Defect:
         fix = "for a folder in the layout of the XC repository set data.source=xc"
         return errors.Defect(settings.path, f"{expected}, found a folder", fix)
     if os.path.lexists(path):
-        return errors.Defect(settings.path, f"{expected}, found {errors.not_a_file(path) or 'a file'}", fix)
+        return errors.Defect(settings.path, f"{expected}, found {errors.describe_non_file(path) or 'a file'}", fix)
     return errors.Defect(settings.path, "no such file or folder", "run `ramen fetch`" if is_debian else fix)

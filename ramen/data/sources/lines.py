@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from ramen.errors import DataError, Defect, not_a_file, os_error_text
+from ramen.errors import DataError, Defect, describe_non_file, os_error_text
 
 MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00"}
 """Suffix of a compressed file -> its first bytes."""
@@ -65,7 +65,7 @@ class Defects:
 
     def check_file(self, path: Path) -> bool:
         """Return whether a path is a regular file or a link to one; record a defect if it is not."""
-        if kind := not_a_file(path):
+        if kind := describe_non_file(path):
             self.add_unreadable(path, f"expected a file, found {kind}", "replace it by the file, or remove it")
         return not kind
 

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ramen.artifacts import replacing
 from ramen.data.sources.lines import Defects, numbered_lines
-from ramen.errors import DataError, Defect, lone_surrogate, not_a_file, shown
+from ramen.errors import DataError, Defect, describe_non_file, find_lone_surrogate, short_repr
+from ramen.files import atomic_write
 
 MIN_PACKAGES = 5_000
 """With fewer packages the machine's package lists count as missing (installed packages are always listed)."""
@@ -64,12 +64,12 @@ def fetch(path: Path, packages: Path | None = None) -> int:
     if not _is_replaceable(path):
         raise DataError(Defect(str(path), "refusing to overwrite: not a package snapshot", "set another data.path"))
     if packages is not None:
-        if kind := not_a_file(packages):
+        if kind := describe_non_file(packages):
             raise DataError(Defect(str(packages), f"expected a Packages file, found {kind}", "give another file"))
         records = read_packages(packages)
     else:
         records = _read_from_apt()
-    with replacing(path) as draft, draft.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as stream:
+    with atomic_write(path) as draft, draft.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as stream:
         for package in records:
             line = json.dumps(asdict(package), ensure_ascii=False, separators=(",", ":"))
             stream.write(line.encode() + b"\n")
@@ -80,7 +80,7 @@ def _is_replaceable(path: Path) -> bool:
     """Return whether a path is missing, an empty file, or a file that begins like a snapshot."""
     if not os.path.lexists(path):
         return True
-    if not_a_file(path):
+    if describe_non_file(path):
         return False
     number, line = next(numbered_lines(path, Defects()), (0, b""))
     try:
@@ -214,7 +214,7 @@ def _read_snapshot(path: Path, defects: Defects) -> Iterator[Package]:
         try:
             package = _parse_record(json.loads(line))
             if package.name in seen:
-                raise ValueError(f"name: duplicate {shown(package.name)}")
+                raise ValueError(f"name: duplicate {short_repr(package.name)}")
             seen.add(package.name)
             yield package
         except (ValueError, RecursionError) as error:  # ValueError: also bytes that are not UTF-8
@@ -228,14 +228,14 @@ def _read_snapshot(path: Path, defects: Defects) -> Iterator[Package]:
 def _parse_record(item: Any) -> Package:
     """Return the package of a decoded line of a snapshot. Raises ValueError."""
     if not isinstance(item, dict):
-        raise ValueError(f"expected an object, found {shown(item)}")
+        raise ValueError(f"expected an object, found {short_repr(item)}")
     for field in fields(Package):
         value = item.get(field.name)
         strings = value if isinstance(value, list) else [value]
         if isinstance(value, list) == (field.type == "str") or not all(isinstance(text, str) for text in strings):
             kind = "a string" if field.type == "str" else "a list of strings"
-            raise ValueError(f"{field.name}: expected {kind}, found {shown(value)}")
-        if surrogates := "".join(map(lone_surrogate, strings)):
+            raise ValueError(f"{field.name}: expected {kind}, found {short_repr(value)}")
+        if surrogates := "".join(map(find_lone_surrogate, strings)):
             raise ValueError(f"{field.name}: unpaired surrogate {surrogates}")
     if not item["name"]:
         raise ValueError("name: expected a name, found an empty string")

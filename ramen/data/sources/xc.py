@@ -28,6 +28,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen import config
+from ramen.console import warn
 from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Texts
 from ramen.data.sources import path_defect
 from ramen.data.sources.lines import Defects, LineLimit, decoded_lines
@@ -35,7 +36,7 @@ from ramen.data.sources.matrices import ExpectedShape, read_matrix, read_pairs, 
 from ramen.data.sources.xc_texts import TEXT_FILES, TextFile, find_file, print_text_fields, read_raw, read_texts
 from ramen.data.sparse import to_binary
 from ramen.data.subset import choose_documents, restrict, select_anchors
-from ramen.errors import DataError, Defect, warn
+from ramen.errors import DataError, Defect
 
 _LABEL_FILES = {
     "train": ("trn_X_Y.npz", "trn_X_Y.txt", "Y.trn.npz"),

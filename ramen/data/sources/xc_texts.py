@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ramen import config
+from ramen.console import report
 from ramen.data.dataset import Texts
 from ramen.data.sources.lines import Defects, LineLimit, decoded_lines
 from ramen.data.sources.matrices import add_invalid_value, is_valid_value
-from ramen.errors import lone_surrogate, shown
+from ramen.errors import find_lone_surrogate, short_repr
 
 TEXT_FILES = {
     "train": ("trn.json", "raw_data/train.raw.txt", "raw/trn_X.txt"),
@@ -71,7 +71,7 @@ def print_text_fields(folder: Path, settings: config.DataConfig) -> None:
         return
     fields = _text_fields(settings)
     reason = f"data.text=auto: {'' if len(fields) == 1 else 'no '}'Titles' in the folder's name"
-    print(f"{settings.path}: texts are {' and '.join(fields)} ({reason})", file=sys.stderr, flush=True)
+    report(f"{settings.path}: texts are {' and '.join(fields)} ({reason})")
 
 
 def _text_fields(settings: config.DataConfig) -> tuple[str, ...]:
@@ -136,15 +136,15 @@ def _parse_json(file: Path, line: str, number: int, defects: Defects) -> dict[st
         defects.add(file, "expected a JSON object with a string `title`", line=number, field="title")
         return placeholder
     if type(item.get("uid")) not in (str, int, type(None)):
-        expected = f"expected a string or an integer, found {shown(item['uid'])}"
+        expected = f"expected a string or an integer, found {short_repr(item['uid'])}"
         defects.add(file, expected, line=number, field="uid")
         return placeholder
     if not isinstance(item.get("content"), str | None):
-        defects.add(file, f"expected a string, found {shown(item['content'])}", line=number, field="content")
+        defects.add(file, f"expected a string, found {short_repr(item['content'])}", line=number, field="content")
         return placeholder
     if "\\u" in line:
         for field in ("uid", "title", "content"):
-            if surrogate := lone_surrogate(str(item.get(field))):
+            if surrogate := find_lone_surrogate(str(item.get(field))):
                 fix = "write the whole surrogate pair, or remove it"
                 defects.add(file, f"unpaired surrogate {surrogate}", fix, line=number, field=field)
                 return placeholder

@@ -9,7 +9,6 @@ Letters: N documents, L labels, D width, P positives and K negatives per documen
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from ramen.artifacts import Draft
 from ramen.base.mining import drawn_from, shortlists
 from ramen.config import ClassifierConfig
+from ramen.console import report
 from ramen.sampling import RowSampler, keyed_rng
 from ramen.training.checkpoint import Checkpoints, TrainingState
 from ramen.training.heldout import EVALUATED
@@ -132,7 +132,7 @@ def train_classifiers(
     weight = nn.functional.normalize(model.table.weight.detach(), dim=-1).cpu().numpy()
     share, metrics = choose_fused_share(trainer, documents_ND, fused_with_LD, weight)
     metrics |= {"classifier/loss": state.sums.get("loss", 0.0), "classifier/share": share}
-    print(f"classifier share {share:.1f} of the fused score", file=sys.stderr, flush=True)
+    report(f"classifier share {share:.1f} of the fused score")
     return Classified(weight, share, metrics)
 
 

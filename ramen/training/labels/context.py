@@ -20,7 +20,6 @@ Letters: L labels, M anchors of a set, D width, S shares, V held-out documents.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.config import ObjectiveConfig
-from ramen.graph.metadata import Graph, Graphs, Side, drawing_weights, neighbour_means
+from ramen.console import report
+from ramen.graph.metadata import Graph, Graphs, Side, neighbour_means, sampling_weights
 from ramen.training.labels.selection import SelectionSample, selection_sample
 from ramen.training.trainer import Trainer
 
@@ -103,9 +103,7 @@ def label_context(
             candidates, parsimony = (DOCUMENT_SHARES, 0.0) if name == DOCUMENTS_SET else (SHARES, PARSIMONY)
             gain, log_rank = compare_context_shares(sample, rest, mean, (0.0, *candidates))
             shares[name] = (0.0, *candidates)[choose_share(gain, log_rank, parsimony)]
-    print(
-        "label context: shares", *(f"{name} {share:g}" for name, share in shares.items()), file=sys.stderr, flush=True
-    )
+    report(" ".join(["label context: shares", *(f"{name} {share:g}" for name, share in shares.items())]))
     if not any(shares.values()):
         return None
     without_held_out = _weighted_sum(means, shares)
@@ -152,7 +150,7 @@ def _anchor_neighbours(
     trainer: Trainer, objective: ObjectiveConfig, name: str, sides: Mapping[Side, Graph]
 ) -> _Neighbours:
     """A set's anchors, weighted by their probability to be drawn. No anchor is a held-out document."""
-    graph, anchor_weights = sides[Side.LABEL], drawing_weights(sides, objective.anchor_sampling)
+    graph, anchor_weights = sides[Side.LABEL], sampling_weights(sides, objective.anchor_sampling)
     used, columns = np.unique(graph.indices, return_inverse=True)
     weights = np.ones(len(used)) if anchor_weights is None else anchor_weights[used]
     vectors = trainer.embed(trainer.inputs.texts.roles[f"anchors/{name}"][used])

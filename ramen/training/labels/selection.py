@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.errors import warn
+from ramen.console import warn
 from ramen.sampling import keyed_rng
 from ramen.training.heldout import HeldOut
 from ramen.training.trainer import Trainer

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 from on_disk import on_disk
 
-from ramen.artifacts import drafts, open_artifact
+from ramen.artifacts import create_drafts, open_artifact
 from ramen.config import WalkConfig
 from ramen.data.dataset import AnchorSet, Dataset, Texts
 from ramen.graph.build import add_edges, build_set
@@ -110,9 +110,9 @@ def test_numeric_uids_match_only_if_the_tables_share_a_numbering(shared: bool) -
 
 
 def test_build_graph_warns_if_most_edges_belong_to_hubs(
-    tiny_problem: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_dataset: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    inputs = {"dataset": on_disk(tiny_problem, tmp_path)["dataset"]}
+    inputs = {"dataset": on_disk(tiny_dataset, tmp_path)["dataset"]}
     for cap, warns in ((1, True), (1000, False)):
         sections = {"walk": {"hops": 0, "hub_cap": cap}}
         run_stage("build-graph", sections=sections, inputs=inputs, outputs={"graph": tmp_path / f"graph{cap}"})
@@ -135,24 +135,24 @@ def test_row_is_never_its_own_anchor_even_after_the_walk() -> None:
 
 
 def test_walk_keeps_all_clean_edges_and_adds_at_most_max_new(
-    tiny_problem: Dataset, monkeypatch: pytest.MonkeyPatch
+    tiny_dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ramen.graph.build.MAX_NEW", 3)
-    for name in tiny_problem.anchor_sets:
-        clean, walked = (build_graphs(tiny_problem, name, WalkConfig(hops=hops)) for hops in (0, 400))
+    for name in tiny_dataset.anchor_sets:
+        clean, walked = (build_graphs(tiny_dataset, name, WalkConfig(hops=hops)) for hops in (0, 400))
         for side in ("train", "labels"):
             before, after = clean[side].csr(), walked[side].csr()
             assert (after - before).min() >= 0
             np.testing.assert_array_equal(walked[side].select(walked[side].original).indices, clean[side].indices)
             assert ((after - before).sum(1) <= 3).all()
             assert (walked[side].weight > 0).all() and (walked[side].weight[walked[side].original] == 1).all()
-    assert build_graphs(tiny_problem, "links", WalkConfig(hops=400))["train"].num_edges > clean["train"].num_edges
+    assert build_graphs(tiny_dataset, "links", WalkConfig(hops=400))["train"].num_edges > clean["train"].num_edges
 
 
-def test_hub_cap_removes_all_edges_of_hubs(tiny_problem: Dataset) -> None:
+def test_hub_cap_removes_all_edges_of_hubs(tiny_dataset: Dataset) -> None:
     cap = 8
-    graphs = build_graphs(tiny_problem, "category", WalkConfig(hops=0, hub_cap=cap))
-    raw = tiny_problem.anchor_sets["category"]
+    graphs = build_graphs(tiny_dataset, "category", WalkConfig(hops=0, hub_cap=cap))
+    raw = tiny_dataset.anchor_sets["category"]
     degree = np.asarray(raw.train.sum(0) + raw.labels.sum(0)).ravel()
     assert (degree > cap).any()
     remaining = set(graphs["train"].indices) | set(graphs["labels"].indices)
@@ -194,15 +194,15 @@ def test_walk_does_not_restore_edges_to_true_labels() -> None:
 
 
 def write_dataset(problem: Dataset, path: Path) -> Path:
-    with drafts({"dataset": path}, sections={}, inputs={}, work=path.parent / "work") as outputs:
+    with create_drafts({"dataset": path}, sections={}, inputs={}, work=path.parent / "work") as outputs:
         problem.write(outputs["dataset"].path)
     return path
 
 
 def test_stage_output_does_not_depend_on_number_of_threads(
-    tiny_problem: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = write_dataset(tiny_problem, tmp_path / "dataset")
+    dataset = write_dataset(tiny_dataset, tmp_path / "dataset")
     digests = []
     cores = numba.config.NUMBA_NUM_THREADS
     for threads in (1, 2):
@@ -217,13 +217,13 @@ def test_stage_output_does_not_depend_on_number_of_threads(
     assert digests[0] == digests[1]
     graphs = read_graphs(tmp_path / "graph1")
     assert set(graphs) == {"category", "links"}
-    leaked = len(tiny_problem.labels)  # the anchor of set `links` that is test document 0
+    leaked = len(tiny_dataset.labels)  # the anchor of set `links` that is test document 0
     assert all(leaked not in graph.indices for graph in graphs["links"].values())
 
 
-def test_stage_runs_without_edges_of_test_documents(tiny_problem: Dataset, tmp_path: Path) -> None:
+def test_stage_runs_without_edges_of_test_documents(tiny_dataset: Dataset, tmp_path: Path) -> None:
     dataset = write_dataset(
-        replace(tiny_problem, anchor_sets={n: replace(a, test=None) for n, a in tiny_problem.anchor_sets.items()}),
+        replace(tiny_dataset, anchor_sets={n: replace(a, test=None) for n, a in tiny_dataset.anchor_sets.items()}),
         tmp_path / "dataset",
     )
     assert run_stage("build-graph", sections={}, inputs={"dataset": dataset}, outputs={"graph": tmp_path / "g"})
@@ -318,7 +318,7 @@ def test_all_anchors_with_an_items_title_match_the_item() -> None:
     # the walk does not restore such edges: documents 0 and 1 share anchor 2
     walked = build_set(
         AnchorSet(same_title, sp.csr_matrix(np.array([[0, 0, 1], [1, 1, 1]], np.float32)), sp.csr_matrix((0, 3))),
-        WalkConfig(hops=400), documents=Texts(["a", "b"], ["Paris", "other"]), labels=labels.at([]), test=test,
+        WalkConfig(hops=400), documents=Texts(["a", "b"], ["Paris", "other"]), labels=labels.select([]), test=test,
         y_train=sp.csr_matrix((2, 0)),
     )  # fmt: skip
     assert walked.graphs["train"].csr().toarray().tolist() == [[0, 0, 1], [1, 1, 1]]

@@ -1,4 +1,4 @@
-"""The stage table against the functions that it names."""
+"""The stage table agrees with the functions and modules that it names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ stages = pytest.mark.parametrize("stage", STAGES.values(), ids=list(STAGES))
 
 
 @stages
-def test_a_stage_takes_what_it_declares_and_nothing_else(stage: Stage) -> None:
+def test_stage_function_takes_exactly_the_declared_arguments(stage: Stage) -> None:
     module, name = stage.impl.split(":")
     parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
     assert set(parameters) == {*stage.reads, *stage.writes, *stage.sections, "track"}
@@ -27,7 +27,7 @@ def test_a_stage_takes_what_it_declares_and_nothing_else(stage: Stage) -> None:
 
 
 @stages
-def test_a_stage_says_what_its_arguments_are(stage: Stage) -> None:
+def test_stage_function_is_annotated(stage: Stage) -> None:
     module, name = stage.impl.split(":")
     hints = inspect.get_annotations(getattr(importlib.import_module(module), name), eval_str=True)
     kinds = {
@@ -41,26 +41,27 @@ def test_a_stage_says_what_its_arguments_are(stage: Stage) -> None:
 
 
 @stages
-def test_code_of_a_stage_exists_and_has_a_version(stage: Stage) -> None:
+def test_code_paths_of_a_stage_exist(stage: Stage) -> None:
     assert [path for path in stage.code_paths() if not path.exists()] == []
     assert len(stage.code_version()) == 12
 
 
 @stages
-def test_the_code_of_a_stage_includes_its_own_module(stage: Stage) -> None:
+def test_code_paths_of_a_stage_include_its_module(stage: Stage) -> None:
     module = importlib.util.find_spec(stage.impl.split(":")[0])
     assert module is not None and module.origin is not None
     assert any(str(path) in module.origin for path in stage.code_paths())
 
 
-SURROUNDINGS = (
-    "__init__.py", "errors.py", "processes.py", "provenance.py", "redaction.py", "signals.py", "tracking",
+NOT_IN_RESULTS = (
+    "__init__.py", "console.py", "deadline.py", "errors.py", "processes.py", "provenance.py",
+    "redaction.py", "signals.py", "tracking",
 )  # fmt: skip
-"""What runs and records a stage: no result depends on it."""
+"""Code that runs and records a stage without effect on its results."""
 
 
-def imported(file: Path) -> set[Path]:
-    """Modules of the package that a module imports when it runs, at its head or within a function."""
+def imported_modules(file: Path) -> set[Path]:
+    """Return the modules of the package that a module imports, at module level or inside functions."""
     names: set[str] = set()
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for_types = {
@@ -79,22 +80,22 @@ def imported(file: Path) -> set[Path]:
 
 
 @stages
-def test_the_code_of_a_stage_includes_all_that_it_imports(stage: Stage) -> None:
+def test_code_paths_of_a_stage_include_all_imported_modules(stage: Stage) -> None:
     reached, left = set[Path](), {PACKAGE.parent.joinpath(*stage.impl.split(":")[0].split(".")).with_suffix(".py")}
     while left:
         reached |= left
-        left = {path for file in left for path in imported(file)} - reached
-    kept = [*stage.code_paths(), *(PACKAGE / part for part in SURROUNDINGS)]
-    outside = {path for path in reached if not any(root in (path, *path.parents) for root in kept)}
-    assert not {str(path.relative_to(PACKAGE)) for path in outside}, "a change would leave old results in caches"
+        left = {path for file in left for path in imported_modules(file)} - reached
+    covered = [*stage.code_paths(), *(PACKAGE / part for part in NOT_IN_RESULTS)]
+    outside = {path for path in reached if not any(root in (path, *path.parents) for root in covered)}
+    assert not {str(path.relative_to(PACKAGE)) for path in outside}, "caches would return results of older code"
 
 
-def test_no_name_is_both_an_artifact_and_a_section() -> None:
+def test_artifact_and_section_names_are_disjoint() -> None:
     assert not set(KINDS) & set(SECTIONS)
     assert "track" not in {*KINDS, *SECTIONS}
 
 
-def test_each_artifact_is_written_once_and_before_it_is_read() -> None:
+def test_each_artifact_is_written_once_before_it_is_read() -> None:
     written: list[str] = []
     for stage in STAGES.values():
         assert set(stage.reads) <= set(written), stage.name
@@ -102,5 +103,5 @@ def test_each_artifact_is_written_once_and_before_it_is_read() -> None:
     assert sorted(written) == sorted(KINDS)
 
 
-def test_every_section_is_read_by_some_stage() -> None:
+def test_every_section_is_read_by_a_stage() -> None:
     assert {section for stage in STAGES.values() for section in stage.sections} == set(SECTIONS)
