@@ -63,7 +63,7 @@ EVERYTHING = {
 def test_training_killed_at_random_times_is_bit_identical(
     tiny_artifacts: dict[str, Path], train_once: TrainOnce, tmp_path: Path, seed: int, more: dict[str, dict[str, Any]]
 ) -> None:
-    sections = changed(training={"epochs": 36, "warmup_epochs": 16, **EVERY_STEP}, pruning={"every": 3}, **more)
+    sections = changed(training={"epochs": 24, "warmup_epochs": 10, **EVERY_STEP}, pruning={"every": 3}, **more)
     out, work = tmp_path / "out", tmp_path / "work"
     out.mkdir()
     (tmp_path / "sections.json").write_text(json.dumps(sections))

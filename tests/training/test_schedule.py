@@ -200,6 +200,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramen.training.schedule.LEAST_STEPS", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_auto_training_ends_and_prunes_in_rounds(train_once: TrainOnce) -> None:
     folder = train_once(AUTO)
@@ -211,6 +212,7 @@ def test_auto_training_ends_and_prunes_in_rounds(train_once: TrainOnce) -> None:
     assert rounds[0]["epoch"] == 2 and all(r["val_p_at_1"] is not None for r in rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize("point", [3, 7, 10])
 def test_interrupted_auto_training_is_bit_identical_after_resume(
@@ -234,6 +236,7 @@ class CurveNames(NullTracker):
         self.names |= set(metrics)
 
 
+@pytest.mark.slow
 def test_curves_and_summaries_have_different_names(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
     """A summary has no step; MLflow would draw it as step 0 of the curve with its name."""
     track = CurveNames()
@@ -244,6 +247,7 @@ def test_curves_and_summaries_have_different_names(tiny_artifacts: dict[str, Pat
     assert not track.names & set(summary) and "edges_kept/links.document" in summary
 
 
+@pytest.mark.slow
 def test_max_minutes_ends_both_stages(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

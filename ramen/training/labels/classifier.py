@@ -115,7 +115,7 @@ def train_classifiers(
             x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - DROPOUT)).to(device)
             chosen = torch.from_numpy(np.concatenate([true, np.maximum(false, 0)], axis=1)).to(device)
             valid = torch.from_numpy(false >= 0).to(device)
-            loss = _hinges(model(x_BD, chosen), settings.positives, valid, MARGIN)
+            loss = mean_hinge(model(x_BD, chosen), settings.positives, valid, MARGIN)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ def train_classifiers(
     return Classified(weight, share, metrics)
 
 
-def _hinges(scores_BK: Tensor, positives: int, valid_BN: Tensor, margin: float) -> Tensor:
+def mean_hinge(scores_BK: Tensor, positives: int, valid_BN: Tensor, margin: float) -> Tensor:
     """Mean triplet hinge over all pairs of a positive (the first columns) and a valid negative (the others)."""
     true_BP1, false_B1N = scores_BK[:, :positives, None], scores_BK[:, None, positives:]
     hinge = (false_B1N - true_BP1 + margin).clamp_min(0.0) * valid_BN[:, None, :]
