@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen.base.protocol import BaseAlgorithm, Embed, LabelProblem, Vectors, every
+from ramen.base.protocol import BaseAlgorithm, Embed, LabelProblem, Vectors, is_due
 from ramen.retrieval import ExactSearch
 from ramen.sampling import Ints, isin_sorted
 
@@ -17,7 +17,7 @@ CELLS = 1 << 22
 """Labels retrieved at a time, over all documents of a block (bounds memory)."""
 
 
-def shortlists(problem: LabelProblem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
+def mine_shortlists(problem: LabelProblem, documents: Vectors, labels: Vectors, size: int) -> NDArray[np.int32]:
     """Return the nearest negatives of each document (`LabelProblem.known_texts`) among the labels seen in training.
 
     Args:
@@ -30,8 +30,8 @@ def shortlists(problem: LabelProblem, documents: Vectors, labels: Vectors, size:
         int32 [N, S] labels, nearest first, padded with -1; documents without a label have none.
     """
     known = problem.known_texts
-    labels_of = np.bincount(problem.label_texts, minlength=known.shape[1])
-    excluded = (known @ labels_of).astype(np.int64)  # known labels per document, which retrieval must exceed
+    labels_per_text = np.bincount(problem.label_texts, minlength=known.shape[1])
+    excluded = (known @ labels_per_text).astype(np.int64)  # known labels per document: retrieval must go deeper
     # documents of similar depth share a block: a few have thousands of known labels
     order = problem.documents[np.argsort(-excluded[problem.documents], kind="stable")]
     nearest = np.full((problem.y.shape[0], size), -1, np.int32)
@@ -42,23 +42,23 @@ def shortlists(problem: LabelProblem, documents: Vectors, labels: Vectors, size:
         rows = order[start : start + max(1, CELLS // depth)]
         start += len(rows)
         ids, _ = exact.search(documents[rows], depth)
-        negative = ~_known(problem, rows, ids)
-        place = np.cumsum(negative, axis=1) - 1
-        negative &= place < size
+        negative = ~_is_known(problem, rows, ids)
+        rank = np.cumsum(negative, axis=1) - 1
+        negative &= rank < size
         row, column = np.nonzero(negative)
-        nearest[rows[row], place[row, column]] = ids[row, column]
+        nearest[rows[row], rank[row, column]] = ids[row, column]
     return nearest
 
 
-def _known(problem: LabelProblem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
+def _is_known(problem: LabelProblem, rows: Ints, ids: Ints) -> NDArray[np.bool_]:
     """Return bool [R, K]: `ids` whose texts are known for their row."""
-    known, number = problem.known_texts, np.arange(len(rows))
-    count = known.shape[1]
-    stored = np.repeat(number, np.diff(known.indptr)[rows]) * count + known[rows].indices
-    return isin_sorted(stored, number[:, None] * count + problem.label_texts[ids])
+    known, row = problem.known_texts, np.arange(len(rows))
+    texts = known.shape[1]
+    known_keys = np.repeat(row, np.diff(known.indptr)[rows]) * texts + known[rows].indices
+    return isin_sorted(known_keys, row[:, None] * texts + problem.label_texts[ids])
 
 
-def drawn_from(shortlist: NDArray[np.int32], numbers: NDArray[np.float64]) -> NDArray[np.int32]:
+def sample_shortlists(shortlist: NDArray[np.int32], numbers: NDArray[np.float64]) -> NDArray[np.int32]:
     """Sample labels from shortlists by uniform numbers.
 
     Args:
@@ -68,8 +68,8 @@ def drawn_from(shortlist: NDArray[np.int32], numbers: NDArray[np.float64]) -> ND
     Returns:
         int32 [R, K] labels of the same row, -1 for rows without a label.
     """
-    filled = (shortlist >= 0).sum(1, keepdims=True)
-    return np.take_along_axis(shortlist, (numbers * filled).astype(np.int64), axis=1)
+    lengths = (shortlist >= 0).sum(1, keepdims=True)
+    return np.take_along_axis(shortlist, (numbers * lengths).astype(np.int64), axis=1)
 
 
 class Mining(BaseAlgorithm):
@@ -80,22 +80,22 @@ class Mining(BaseAlgorithm):
     """
 
     shortlist: NDArray[np.int32] | None = None
-    """int32 [N, S], -1 = none."""
+    """int32 [N, S], padded with -1; None before the first refresh."""
 
     def refresh_due(self, epoch: int) -> bool:
         settings = self.settings
-        return settings.mining.negatives > 0 and every(epoch, settings.refresh_from, settings.refresh_every)
+        return settings.mining.negatives > 0 and is_due(epoch, settings.refresh_from, settings.refresh_every)
 
     def refresh(self, epoch: int, embed: Embed) -> None:
-        self.shortlist = shortlists(self.problem, embed("documents"), embed("labels"), SHORTLIST)
+        self.shortlist = mine_shortlists(self.problem, embed("documents"), embed("labels"), SHORTLIST)
 
     def negatives(self, documents: Ints, rng: np.random.Generator) -> Ints:
-        # drawn before the first refresh too, so that a refresh changes no other draw
-        drawn = rng.random((len(documents), self.settings.mining.negatives))
+        # consumed before the first refresh too, so that a refresh changes no other draw
+        numbers = rng.random((len(documents), self.settings.mining.negatives))
         if self.shortlist is None:
             return np.zeros(0, np.int64)
-        chosen = drawn_from(self.shortlist[documents], drawn).ravel()
-        return np.asarray(chosen[chosen >= 0], np.int64)
+        sampled = sample_shortlists(self.shortlist[documents], numbers).ravel()
+        return np.asarray(sampled[sampled >= 0], np.int64)
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         return {} if self.shortlist is None else {"shortlist": self.shortlist}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.base.clustering import balanced_clusters, halvings
-from ramen.base.protocol import BaseAlgorithm, Embed, every
+from ramen.base.protocol import BaseAlgorithm, Embed, is_due
 from ramen.sampling import Ints, keyed_rng
 
 
@@ -24,7 +24,7 @@ class Ngame(BaseAlgorithm):
     """int32 [n], cluster of each of `problem.documents`; None before the first refresh."""
 
     def refresh_due(self, epoch: int) -> bool:
-        return every(epoch, self.settings.refresh_from, self.settings.refresh_every)
+        return is_due(epoch, self.settings.refresh_from, self.settings.refresh_every)
 
     def cluster_size(self, epoch: int) -> int:
         """Return the documents per cluster at an epoch: `base.clusters.size`, doubled up to the batch size."""
@@ -39,9 +39,9 @@ class Ngame(BaseAlgorithm):
     def order(self, rng: np.random.Generator) -> Ints:
         if self.clusters is None:
             return super().order(rng)
-        place = rng.permutation(int(self.clusters.max()) + 1)[self.clusters]
-        within = rng.random(len(place))
-        return self.problem.documents[np.lexsort((within, place))]
+        cluster_rank = rng.permutation(int(self.clusters.max()) + 1)[self.clusters]
+        within_cluster = rng.random(len(cluster_rank))
+        return self.problem.documents[np.lexsort((within_cluster, cluster_rank))]
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         return {} if self.clusters is None else {"clusters": self.clusters}

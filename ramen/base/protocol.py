@@ -38,7 +38,7 @@ class LabelProblem:
         document_texts: int64 [N], text number of each document, in the same numbering.
         batch_size: rows per step.
         dimension: D, width of the vectors.
-        seed: of everything sampled outside a step.
+        seed: seed of everything sampled outside a step.
         unseen: int64, labels excluded from all steps (zero-shot).
     """
 
@@ -118,8 +118,8 @@ class BaseAlgorithm:
 
     def known(self, documents: Ints, labels: Ints) -> NDArray[np.bool_]:
         """Return bool [B, L], true for pairs that are not negatives: true, ignored, or same text (`known_texts`)."""
-        texts, place = np.unique(self.problem.label_texts[labels], return_inverse=True)
-        return np.asarray(self._known(documents, texts)[:, place])
+        texts, column = np.unique(self.problem.label_texts[labels], return_inverse=True)
+        return np.asarray(self._known(documents, texts)[:, column])
 
     def label_vectors(self, encoded_LD: Tensor, labels: Ints) -> Tensor:
         """Return the vectors by which labels are ranked, given those of their texts: float32 [L, D], unit norm."""
@@ -154,7 +154,7 @@ class BaseAlgorithm:
 
     @property
     def module(self) -> nn.Module | None:
-        """Additional parameters, trained together with the encoder's; None = no parameters."""
+        """The parameters of the base algorithm, trained together with the encoder's; None = it has none."""
         return None
 
     @property
@@ -163,6 +163,6 @@ class BaseAlgorithm:
         return False
 
 
-def every(epoch: int, first: int, period: int) -> bool:
+def is_due(epoch: int, first: int, period: int) -> bool:
     """Return whether `epoch` is `first` or a whole number of periods later."""
     return epoch >= first and (epoch - first) % period == 0

@@ -31,14 +31,12 @@ class SiameseXml(BaseAlgorithm):
 
     def __init__(self, problem: LabelProblem, settings: BaseConfig, triplet: Triplet) -> None:
         super().__init__(problem, settings, triplet)
-        kept = np.zeros(problem.y.shape[0], bool)
-        kept[problem.documents] = True
-        of_label = problem.y.tocsc()
-        rows = of_label.indices
-        of_label = of_label.T.tocsr()
-        keep = kept[rows]
-        indptr = np.concatenate([[0], np.cumsum(keep)])[of_label.indptr]
-        self._documents = RowSampler(indptr, of_label.indices[keep])
+        is_training = np.zeros(problem.y.shape[0], bool)
+        is_training[problem.documents] = True
+        documents_of_label = problem.y.T.tocsr()
+        kept = is_training[documents_of_label.indices]
+        indptr = np.concatenate([[0], np.cumsum(kept)])[documents_of_label.indptr]
+        self._documents = RowSampler(indptr, documents_of_label.indices[kept])
         self._labels = np.flatnonzero(np.diff(indptr))
 
     @property
@@ -62,7 +60,7 @@ class SiameseXml(BaseAlgorithm):
 
 
 def _contrast(scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor, hardest: int) -> Tensor:
-    """Return the mean negative log-likelihood over labels: of a label's document being true, the hardest others not.
+    """Return the negative log-likelihood that a label's document is true and the hardest others are not, per label.
 
     Args:
         scores_BL: float [B, L] cosines, one document per label.
@@ -75,7 +73,7 @@ def _contrast(scores_BL: Tensor, positive_B: Tensor, mask_BL: Tensor, hardest: i
     """
     logs_BL = SHARPNESS * (scores_BL.float() - 1.0) + math.log(CEILING)
     mask_BL = mask_BL.scatter(1, positive_B[:, None], True)
-    pull = -logs_BL.gather(1, positive_B[:, None]).sum()
+    positive_loss = -logs_BL.gather(1, positive_B[:, None]).sum()
     kept = min(hardest or len(logs_BL), len(logs_BL))
-    push = -torch.log1p(-logs_BL.masked_fill(mask_BL, -math.inf).topk(kept, dim=0).values.exp())
-    return (pull + push.sum() / max(kept, 1)) / max(len(positive_B), 1)
+    negative_loss_KL = -torch.log1p(-logs_BL.masked_fill(mask_BL, -math.inf).topk(kept, dim=0).values.exp())
+    return (positive_loss + negative_loss_KL.sum() / max(kept, 1)) / max(len(positive_B), 1)

@@ -1,7 +1,7 @@
-"""Peers: alternative methods (TF-IDF, sentence-transformers, XR-Linear, ...), evaluated on the same split as RAMEN.
+"""Peers: other methods (TF-IDF, sentence-transformers, XR-Linear, ...), trained and evaluated on the same split.
 
-A peer is a module with a function `fit(task)`, which trains on the dataset's training documents and returns a function
-that ranks the test documents. Filters, candidates and metrics are the same as for a trained model.
+A peer is a module with a function `fit(task)` that trains on the training documents and returns a function that ranks
+the test documents. Filters, candidate labels and metrics are those of a RAMEN model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ramen.evaluate` against scikit-learn, and on everything that it accepts."""
+"""`ramen.evaluate` compared with scikit-learn, and with each kind of argument."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unfiltered(shared_dataset: ramen.Dataset) -> ramen.Dataset:
 
 @pytest.fixture
 def scores(shared_dataset: ramen.Dataset) -> np.ndarray:
-    """Random scores with some of the truth mixed in, no ties."""
+    """Random scores without ties, higher for true labels."""
     noise = np.random.default_rng(0).random(shared_dataset.y_test.shape)
     return noise + 0.3 * shared_dataset.y_test.toarray()
 
@@ -43,8 +43,8 @@ def test_dense_sparse_and_ranked_labels_give_the_same_metrics(
     expected = ramen.evaluate(scores, shared_dataset)
     ranking = np.argsort(-scores, axis=1)
     padded = np.hstack([ranking, np.full((len(ranking), 3), -1)])
-    for given in (sp.csr_matrix(scores), sp.coo_matrix(scores), ranking, padded):
-        assert ramen.evaluate(given, shared_dataset) == pytest.approx(expected, nan_ok=True)
+    for ranking_or_scores in (sp.csr_matrix(scores), sp.coo_matrix(scores), ranking, padded):
+        assert ramen.evaluate(ranking_or_scores, shared_dataset) == pytest.approx(expected, nan_ok=True)
 
 
 def test_filtered_pairs_do_not_count(shared_dataset: ramen.Dataset, scores: np.ndarray) -> None:
@@ -54,41 +54,45 @@ def test_filtered_pairs_do_not_count(shared_dataset: ramen.Dataset, scores: np.n
     assert ramen.evaluate(raised, shared_dataset)["p_at_5"] == ramen.evaluate(lowered, shared_dataset)["p_at_5"]
 
 
-def test_only_candidates_compete(unfiltered: ramen.Dataset, scores: np.ndarray) -> None:
+def test_only_candidates_are_ranked(unfiltered: ramen.Dataset, scores: np.ndarray) -> None:
     candidates = np.arange(0, scores.shape[1], 2)
     others = np.setdiff1d(np.arange(scores.shape[1]), candidates)
     lowered = scores.copy()
     lowered[:, others] = -5
     expected = ramen.evaluate(lowered, unfiltered)
     zero_shot = replace(unfiltered, candidates=candidates)
-    for given in (scores, sp.csr_matrix(scores), np.argsort(-scores, axis=1)):
-        assert ramen.evaluate(given, zero_shot)["p_at_5"] == pytest.approx(expected["p_at_5"])
+    for ranking_or_scores in (scores, sp.csr_matrix(scores), np.argsort(-scores, axis=1)):
+        assert ramen.evaluate(ranking_or_scores, zero_shot)["p_at_5"] == pytest.approx(expected["p_at_5"])
 
 
-def test_propensity_is_a_knob(shared_dataset: ramen.Dataset, scores: np.ndarray) -> None:
+def test_propensity_knobs_change_only_propensity_scored_metrics(
+    shared_dataset: ramen.Dataset, scores: np.ndarray
+) -> None:
     default = ramen.evaluate(scores, shared_dataset)
     amazon = ramen.evaluate(scores, shared_dataset, propensity_a=0.6, propensity_b=2.6)
     assert default["p_at_5"] == amazon["p_at_5"] and default["psp_at_5"] != amazon["psp_at_5"]
 
 
-def test_a_run_has_the_metrics_of_its_evaluation(finished_run: ramen.Run, shared_dataset: ramen.Dataset) -> None:
+def test_run_and_retriever_have_the_metrics_of_the_evaluation(
+    finished_run: ramen.Run, shared_dataset: ramen.Dataset
+) -> None:
     for model in (finished_run, finished_run.model):
-        found = ramen.evaluate(model, shared_dataset)
-        np.testing.assert_equal(found, {name: finished_run.metrics[name] for name in found})
+        metrics = ramen.evaluate(model, shared_dataset)
+        np.testing.assert_equal(metrics, {name: finished_run.metrics[name] for name in metrics})
 
 
-def test_an_encoder_is_evaluated_by_cosine(finished_run: ramen.Run, shared_dataset: ramen.Dataset) -> None:
+def test_encoder_is_evaluated_by_cosine(finished_run: ramen.Run, shared_dataset: ramen.Dataset) -> None:
     from sentence_transformers import SentenceTransformer
 
     encoder = SentenceTransformer(str(finished_run.folder / "model"), device="cpu")
-    found, expected = ramen.evaluate(encoder, shared_dataset), ramen.evaluate(finished_run, shared_dataset)
-    assert found["p_at_5"] == pytest.approx(expected["p_at_5"], abs=1.0)  # rounding may swap labels
+    metrics, expected = ramen.evaluate(encoder, shared_dataset), ramen.evaluate(finished_run, shared_dataset)
+    assert metrics["p_at_5"] == pytest.approx(expected["p_at_5"], abs=1.0)  # rounding may swap labels
 
     class Doubled:
         def encode(self, texts: list[str]) -> np.ndarray:
             return 2 * encoder.encode(texts)
 
-    assert ramen.evaluate(Doubled(), shared_dataset) == pytest.approx(found, nan_ok=True)
+    assert ramen.evaluate(Doubled(), shared_dataset) == pytest.approx(metrics, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_an_encoder_is_evaluated_by_cosine(finished_run: ramen.Run, shared_datas
         (lambda scores: "artifacts/ramen", "found str; expected a run, a retriever, an encoder"),
     ],
 )
-def test_scores_that_do_not_fit_are_refused(
+def test_scores_that_do_not_match_the_dataset_are_refused(
     make: Any, expected: str, shared_dataset: ramen.Dataset, scores: np.ndarray
 ) -> None:
     with pytest.raises(RamenError) as error:

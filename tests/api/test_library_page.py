@@ -1,4 +1,4 @@
-"""The code blocks of docs/library.md run, in order, without a network."""
+"""The code blocks of docs/library.md run in order without a network."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_code_blocks_run(store: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile("\n" * line + block[1], str(PAGE), "exec"), names)
     assert names["ours"].keys() == names["tfidf"].keys()
     assert len(names["retriever"]) == len(names["dataset"].labels)
-    said = [line.partition("# ")[2] for line in page.splitlines() if line.strip().startswith("print(error)")]
-    assert said == [str(error_of_the_page(names))]
+    printed = [line.partition("# ")[2] for line in page.splitlines() if line.strip().startswith("print(error)")]
+    assert printed == [str(raise_error_of_page(names))]
 
 
-def error_of_the_page(names: dict[str, Any]) -> Exception:
-    """The error that the page shows in a comment."""
+def raise_error_of_page(names: dict[str, Any]) -> Exception:
+    """Return the error whose message the page shows in a comment."""
     ramen = names["ramen"]
     with pytest.raises(ramen.RamenError) as error:
         ramen.load_dataset(["text mode mail client"], ["mail client"])

@@ -1,4 +1,4 @@
-"""Training through the library: the same artifacts as the stages, and what a run offers."""
+"""Training through the library: its artifacts equal those of the stages; attributes and methods of a run."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ QUERIES = ["notes about soil", "anchor and rope"]
 
 
 def assert_close(a: ramen.Retriever, b: ramen.Retriever) -> None:
-    """Same labels and scores but for the rounding of bf16, in which published encoders compute where it is fast."""
+    """Same labels, and same scores up to the rounding of bf16, which published encoders use where it is fast."""
     assert a.uids == b.uids and a.texts == b.texts
-    for ours, theirs in zip(a.query(QUERIES, k=30), b.query(QUERIES, k=30), strict=True):
-        expected = {hit.uid: hit.score for hit in theirs}
-        assert {hit.uid: hit.score for hit in ours} == pytest.approx(expected, abs=1e-2)
+    for hits, expected_hits in zip(a.query(QUERIES, k=30), b.query(QUERIES, k=30), strict=True):
+        expected = {hit.uid: hit.score for hit in expected_hits}
+        assert {hit.uid: hit.score for hit in hits} == pytest.approx(expected, abs=1e-2)
 
 
 def test_run_equals_the_stages_on_the_same_dataset(
     finished_run: ramen.Run, shared_dataset: ramen.Dataset, sections: dict[str, Any], tmp_path: Path
 ) -> None:
-    places = on_disk(shared_dataset, tmp_path) | {
+    paths = on_disk(shared_dataset, tmp_path) | {
         name: tmp_path / name for name in ("warm_model", "model", "pruned_graph")
     }
     for stage, reads, writes in (
         ("warmup", ("dataset", "graph"), ("warm_model",)),
         ("prune-retrain", ("dataset", "graph", "warm_model"), ("model", "pruned_graph")),
     ):
-        inputs, outputs = ({name: places[name] for name in names} for names in (reads, writes))
+        inputs, outputs = ({name: paths[name] for name in names} for names in (reads, writes))
         run_stage(stage, sections=sections, inputs=inputs, outputs=outputs)
-    ours, theirs = (
+    weights, expected = (
         load_file(folder / "model.safetensors") for folder in (finished_run.folder / "model", tmp_path / "model")
     )
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert weights.keys() == expected.keys()
+    assert all(np.array_equal(weights[name], expected[name]) for name in weights)
     assert finished_run.history == json.loads((tmp_path / "model" / "history.json").read_text())
     pruned = read_graphs(tmp_path / "pruned_graph")
     for name, sides in finished_run.graphs.items():
         np.testing.assert_array_equal(sides["documents"].toarray() > 0, pruned[name]["train"].csr().toarray() > 0)
 
 
-def test_run_offers_metrics_history_and_report(finished_run: ramen.Run) -> None:
+def test_run_has_metrics_history_and_report(finished_run: ramen.Run) -> None:
     assert 0 <= finished_run.metrics["p_at_1"] <= 100
     assert [record["phase"] for record in finished_run.history] == ["warmup", "retrain"]
     assert "<html" in finished_run.report.read_text()
 
 
-def test_run_is_opened_again(finished_run: ramen.Run, tmp_path: Path) -> None:
+def test_run_is_opened_from_its_folder(finished_run: ramen.Run, tmp_path: Path) -> None:
     again = ramen.Run.from_path(finished_run.folder)
     assert again.metrics.keys() == finished_run.metrics.keys()
     np.testing.assert_array_equal(again.model.encode(QUERIES), finished_run.model.encode(QUERIES))
@@ -76,7 +76,7 @@ def test_query_ranks_labels_by_the_inner_product(finished_run: ramen.Run, shared
         model.query("notes about soil")
 
 
-def test_temporary_run_lives_as_long_as_its_object(shared_dataset: ramen.Dataset, sections: dict[str, Any]) -> None:
+def test_temporary_run_is_deleted_with_its_object(shared_dataset: ramen.Dataset, sections: dict[str, Any]) -> None:
     run = ramen.train(shared_dataset, **sections)
     folder, model = run.folder, run.model
     assert folder.is_dir()
@@ -116,14 +116,14 @@ def test_saved_encoder_loads_in_sentence_transformers(finished_run: ramen.Run, t
     from sentence_transformers import SentenceTransformer
 
     finished_run.save(tmp_path / "encoder")
-    theirs = SentenceTransformer(str(tmp_path / "encoder"), device="cpu")
-    np.testing.assert_allclose(theirs.encode(QUERIES), finished_run.model.encode(QUERIES), atol=1e-5)
+    encoder = SentenceTransformer(str(tmp_path / "encoder"), device="cpu")
+    np.testing.assert_allclose(encoder.encode(QUERIES), finished_run.model.encode(QUERIES), atol=1e-5)
     with pytest.raises(ArtifactError, match="refusing to overwrite"):
         finished_run.save(tmp_path / "encoder")
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ({"trainig": {}}, "trainig: unknown section; did you mean training?"),
         ({"training": {"epoch": 3}}, "training.epoch: unknown; did you mean epochs?"),
@@ -134,9 +134,11 @@ def test_saved_encoder_loads_in_sentence_transformers(finished_run: ramen.Run, t
         ({"preset": "dmeo"}, "preset 'dmeo': unknown; did you mean demo?"),
     ],
 )
-def test_wrong_knobs_are_refused(given: dict[str, Any], expected: str, shared_dataset: ramen.Dataset) -> None:
+def test_unknown_sections_and_invalid_knobs_are_refused(
+    arguments: dict[str, Any], expected: str, shared_dataset: ramen.Dataset
+) -> None:
     with pytest.raises(ConfigError) as error:
-        ramen.train(shared_dataset, **given)
+        ramen.train(shared_dataset, **arguments)
     assert expected in str(error.value)
 
 
@@ -152,8 +154,8 @@ def test_sections_override_a_preset() -> None:
 
 def test_build_graph_equals_the_stage(shared_dataset: ramen.Dataset, tmp_path: Path) -> None:
     graphs = ramen.build_graph(shared_dataset, hub_cap=5)
-    places = on_disk(shared_dataset, tmp_path)
-    run_stage("build-graph", sections={"walk": {"hub_cap": 5}}, inputs={"dataset": places["dataset"]},
+    paths = on_disk(shared_dataset, tmp_path)
+    run_stage("build-graph", sections={"walk": {"hub_cap": 5}}, inputs={"dataset": paths["dataset"]},
               outputs={"graph": tmp_path / "capped"})  # fmt: skip
     stored = read_graphs(tmp_path / "capped")
     assert graphs.keys() == stored.keys()

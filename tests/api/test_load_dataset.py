@@ -1,4 +1,4 @@
-"""Datasets from disk, from DataFrames and from lists."""
+"""Datasets loaded from folders, DataFrames and lists."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def matrices(dataset: Dataset) -> dict[str, np.ndarray]:
 def assert_same(a: Dataset, b: Dataset) -> None:
     for part in ("train", "test", "labels"):
         assert getattr(a, part) == getattr(b, part)
-    assert {name: each.texts for name, each in a.anchor_sets.items()} == {
-        name: each.texts for name, each in b.anchor_sets.items()
+    assert {name: anchors.texts for name, anchors in a.anchor_sets.items()} == {
+        name: anchors.texts for name, anchors in b.anchor_sets.items()
     }
     found, expected = matrices(a), matrices(b)
     assert found.keys() == expected.keys()
@@ -66,7 +66,7 @@ def test_lists_give_the_matrices_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("ids", [None, ["a", "b", "c", "d", "e"]])
-def test_a_frame_gives_the_dataset_of_its_lists(ids: list[str] | None) -> None:
+def test_frame_gives_the_dataset_of_its_lists(ids: list[str] | None) -> None:
     frame = pd.DataFrame({"text": TEXTS, "labels": LABELS, "split": SPLIT})
     for by_id in (frame.set_axis(ids), frame.assign(id=ids)) if ids else (frame,):
         assert_same(ramen.load_dataset(by_id), ramen.load_dataset(TEXTS, LABELS, split=SPLIT, ids=ids))
@@ -78,7 +78,7 @@ def test_frame_read_from_parquet_is_accepted(tmp_path: Path) -> None:
     assert_same(ramen.load_dataset(pd.read_parquet(tmp_path / "data.parquet")), ramen.load_dataset(frame))
 
 
-def test_labels_are_named_by_id_position_or_text() -> None:
+def test_labels_may_be_given_by_id_position_or_text() -> None:
     texts = {10: "client", 20: "editor", 30: "mail", 40: "server", 50: "unused"}
     by_text = ramen.load_dataset(TEXTS, LABELS, split=SPLIT, label_texts=list(texts.values()))
     ids, positions = (
@@ -106,7 +106,7 @@ def test_labels_are_named_by_id_position_or_text() -> None:
     ],
     ids=["mapping", "pairs", "frame"],
 )
-def test_edges_are_a_mapping_pairs_or_a_frame(documents: Any) -> None:
+def test_edges_may_be_a_mapping_pairs_or_a_frame(documents: Any) -> None:
     graphs = {"topic": {"documents": documents, "labels": {"editor": "text"}}}
     anchors = ramen.load_dataset(TEXTS, LABELS, split=SPLIT, graphs=graphs).anchor_sets["topic"]
     assert anchors.texts.texts == ["communication", "internet", "text"]
@@ -131,7 +131,7 @@ def test_documents_that_are_labels_are_filtered() -> None:
     assert not ramen.load_dataset(texts, [["client"], *LABELS[1:]], split=SPLIT, filter_self="none").filter_train.nnz
 
 
-def test_a_folder_gives_the_dataset_of_ingest(tiny_xc_folder: Path, tmp_path: Path) -> None:
+def test_folder_gives_the_dataset_of_ingest(tiny_xc_folder: Path, tmp_path: Path) -> None:
     data = {"source": "xc", "path": str(tiny_xc_folder)}
     run_stage("ingest", sections={"data": data}, outputs={"dataset": tmp_path / "dataset"})
     dataset = ramen.load_dataset(tiny_xc_folder)
@@ -171,7 +171,7 @@ def topics(**sides: Any) -> dict[str, Any]:
         (TEXTS, {"labels": LABELS, "graphs": {"a/b": {"labels": {}}}}, "expected a name of letters, digits, _ and -"),
     ],
 )  # fmt: skip
-def test_broken_data_are_refused_with_their_place(source: Any, arguments: dict[str, Any], expected: str) -> None:
+def test_error_of_invalid_data_names_the_row(source: Any, arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises((DataError, ConfigError)) as error:
         ramen.load_dataset(source, **arguments)
     assert expected in str(error.value)
@@ -186,12 +186,12 @@ def test_broken_data_are_refused_with_their_place(source: Any, arguments: dict[s
         ({"max_documents": 3}, "data.max_documents: has no effect on data in memory"),
     ],
 )
-def test_knobs_are_checked(knobs: dict[str, Any], expected: str) -> None:
+def test_unknown_and_invalid_knobs_are_refused(knobs: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as error:
         ramen.load_dataset(TEXTS, LABELS, **knobs)
     assert expected in str(error.value)
 
 
-def test_arguments_for_memory_are_refused_with_a_path(tiny_xc_folder: Path) -> None:
+def test_arguments_for_data_in_memory_are_refused_with_a_path(tiny_xc_folder: Path) -> None:
     with pytest.raises(ConfigError, match="graphs: has no effect on the data at"):
         ramen.load_dataset(tiny_xc_folder, graphs={})

@@ -1,4 +1,4 @@
-"""Base algorithms: the contract of all, and the behaviour of each, against brute force and golden values."""
+"""Base algorithms: the interface of all, and the results of each compared with brute force and values by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from ramen.base import BASES, make_base
 from ramen.base.clustering import balanced_clusters, halvings
 from ramen.base.dexa import Dexa
-from ramen.base.mining import drawn_from, shortlists
+from ramen.base.mining import mine_shortlists, sample_shortlists
 from ramen.base.ngame import Ngame
 from ramen.base.protocol import BaseAlgorithm, LabelProblem
 from ramen.config import BaseConfig
@@ -54,20 +54,20 @@ def unit(rows: int, dimension: int, seed: int) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def refreshed(base: BaseAlgorithm, problem: Dataset, epoch: int = 1) -> BaseAlgorithm:
+def refresh(base: BaseAlgorithm, problem: Dataset, epoch: int = 1) -> BaseAlgorithm:
     vectors = {"documents": unit(len(problem.train), 8, 1), "labels": unit(len(problem.labels), 8, 2)}
     base.refresh(epoch, lambda role: vectors[role])
     return base
 
 
 @pytest.mark.parametrize("name", BASES)
-@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("is_refreshed", [True, False])
 def test_every_base_visits_every_row_once_with_true_positives_and_masks_known_pairs(
-    name: str, fresh: bool, tiny_dataset: Dataset
+    name: str, is_refreshed: bool, tiny_dataset: Dataset
 ) -> None:
     base = make(name, tiny_dataset)
-    if fresh:
-        refreshed(base, tiny_dataset)
+    if is_refreshed:
+        refresh(base, tiny_dataset)
     sampler = StepSampler(base, 16, seed=3)
     order = sampler.epoch_order(2)
     assert len(np.unique(order)) == len(order) == base.rows
@@ -82,18 +82,17 @@ def test_every_base_visits_every_row_once_with_true_positives_and_masks_known_pa
         loss = base.loss(scores, torch.from_numpy(step.positive), torch.from_numpy(step.mask))
         loss.backward()
         assert torch.isfinite(loss) and torch.isfinite(scores.grad).all()
-        assert not scores.grad[torch.from_numpy(step.mask) & ~_at(step.positive, scores)].any(), (
-            "known pairs get no gradient"
-        )
+        known_pairs = torch.from_numpy(step.mask) & ~_one_hot(step.positive, scores)
+        assert not scores.grad[known_pairs].any(), "known pairs get no gradient"
 
 
-def _at(positive: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
+def _one_hot(positive: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
     return torch.zeros(scores.shape, dtype=torch.bool).scatter(1, torch.from_numpy(positive)[:, None], True)
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_restored_state_gives_the_same_steps(name: str, tiny_dataset: Dataset) -> None:
-    base = refreshed(make(name, tiny_dataset), tiny_dataset)
+    base = refresh(make(name, tiny_dataset), tiny_dataset)
     again = make(name, tiny_dataset)
     again.restore(base.state())
     for epoch in (1, 2):
@@ -111,26 +110,23 @@ def test_unknown_name_suggests_the_nearest(tiny_dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("cells", [1, 200, 1 << 22])
-def test_shortlists_are_the_nearest_labels_without_true_ignored_and_same_text_ones(
+def test_shortlists_are_the_nearest_labels_without_true_ignored_and_same_text_labels(
     tiny_dataset: Dataset, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ramen.base.mining.CELLS", cells)
     problem = label_problem(tiny_dataset)
-    own = np.full(60, 99)
-    own[7] = 3  # a document that reads as two labels
-    twins = LabelProblem(problem.documents, problem.y, problem.ignore, np.arange(30) // 2, own, 16)  # labels in twos
+    document_texts, label_texts = np.full(60, 99), np.arange(30) // 2  # pairs of labels with the same text
+    document_texts[7] = 3  # the text of two labels
+    same_texts = LabelProblem(problem.documents, problem.y, problem.ignore, label_texts, document_texts, 16)
     documents, labels = unit(60, 8, 1), unit(30, 8, 2)
-    found = shortlists(twins, documents, labels, 5)
+    shortlists = mine_shortlists(same_texts, documents, labels, 5)
     known = (problem.y + problem.ignore).toarray() > 0
     for row in range(60):
-        alike = {*twins.label_texts[np.flatnonzero(known[row])], own[row]}
-        order = [
-            label
-            for label in np.argsort(-documents[row] @ labels.T, kind="stable")
-            if twins.label_texts[label] not in alike
-        ]
-        assert found[row].tolist() == order[:5]
-    assert shortlists(problem, documents, labels, 29)[0][-1] == -1, "padded when fewer are left"
+        known_texts = {*label_texts[np.flatnonzero(known[row])], document_texts[row]}
+        ranking = np.argsort(-documents[row] @ labels.T, kind="stable")
+        expected = [label for label in ranking if label_texts[label] not in known_texts]
+        assert shortlists[row].tolist() == expected[:5]
+    assert mine_shortlists(problem, documents, labels, 29)[0][-1] == -1, "padded when fewer are left"
 
 
 def test_ance_adds_mined_labels_only_after_mining(tiny_dataset: Dataset) -> None:
@@ -138,11 +134,11 @@ def test_ance_adds_mined_labels_only_after_mining(tiny_dataset: Dataset) -> None
     rng = np.random.default_rng(0)
     assert not base.refresh_due(0) and base.refresh_due(1)
     assert len(base.negatives(np.arange(10), rng)) == 0
-    refreshed(base, tiny_dataset)
+    refresh(base, tiny_dataset)
     drawn = base.negatives(np.arange(10), rng).reshape(10, 2)
     assert all(set(row) <= set(base.shortlist[i]) for i, row in enumerate(drawn))  # type: ignore[attr-defined]
-    plain = (refreshed(make(n, tiny_dataset, mining={"negatives": 0}), tiny_dataset) for n in ("ance", "inbatch"))
-    a, b = (StepSampler(base, 16, 0) for base in plain)
+    bases = (refresh(make(n, tiny_dataset, mining={"negatives": 0}), tiny_dataset) for n in ("ance", "inbatch"))
+    a, b = (StepSampler(base, 16, 0) for base in bases)
     x, y = a.step(a.epoch_order(1), 1, 0), b.step(b.epoch_order(1), 1, 0)
     np.testing.assert_array_equal(x.labels, y.labels)
 
@@ -169,20 +165,20 @@ def test_ngame_puts_similar_documents_in_a_step_and_doubles_its_clusters(tiny_da
     assert isinstance(base, Ngame)
     assert [base.cluster_size(epoch) for epoch in (1, 2, 3, 9)] == [4, 8, 16, 16]
     vectors = unit(60, 8, 1)
-    refreshed(base, tiny_dataset, epoch=3)
+    refresh(base, tiny_dataset, epoch=3)
     order = base.order(np.random.default_rng(0))
     assert sorted(order) == list(range(60))
 
-    def within(rows: np.ndarray) -> float:
+    def mean_similarity(rows: np.ndarray) -> float:
         blocks = [rows[i : i + 15] for i in range(0, 60, 15)]
         return float(np.mean([(vectors[b] @ vectors[b].T).mean() for b in blocks]))
 
-    shuffled = np.mean([within(np.random.default_rng(i).permutation(60)) for i in range(20)])
-    assert within(order) > shuffled + 0.05
+    shuffled = np.mean([mean_similarity(np.random.default_rng(i).permutation(60)) for i in range(20)])
+    assert mean_similarity(order) > shuffled + 0.05
 
 
-def test_dexa_starts_as_ngame_and_shares_rows(tiny_dataset: Dataset) -> None:
-    base = refreshed(make("dexa", tiny_dataset, dexa={"labels_per_offset": 3}), tiny_dataset)
+def test_dexa_starts_as_ngame_and_labels_of_a_cluster_share_an_offset(tiny_dataset: Dataset) -> None:
+    base = refresh(make("dexa", tiny_dataset, dexa={"labels_per_offset": 3}), tiny_dataset)
     assert isinstance(base, Dexa)
     encoded = torch.from_numpy(unit(30, 8, 4))
     assert torch.allclose(base.label_vectors(encoded, np.arange(30)), encoded, atol=1e-6)
@@ -190,28 +186,29 @@ def test_dexa_starts_as_ngame_and_shares_rows(tiny_dataset: Dataset) -> None:
     heads = np.argsort(-np.asarray(tiny_dataset.y_train.sum(0)).ravel(), kind="stable")[:2]
     assert all((rows == rows[head]).sum() == 1 for head in heads)
     assert base.offsets.table.shape == (8 + 2, 8) and len(np.unique(rows)) < 30
-    twins = np.flatnonzero(rows == np.bincount(rows).argmax())[:2]
+    sharing = np.flatnonzero(rows == np.bincount(rows).argmax())[:2]
     base.offsets.table.data += 1
     moved = base.label_vectors(encoded, np.arange(30))
-    assert rows[twins[0]] == rows[twins[1]]
-    torch.testing.assert_close(moved[twins], torch.nn.functional.normalize(encoded[twins] + 1, dim=1))
+    assert rows[sharing[0]] == rows[sharing[1]]
+    torch.testing.assert_close(moved[sharing], torch.nn.functional.normalize(encoded[sharing] + 1, dim=1))
 
 
 @pytest.mark.parametrize("labels", [*range(1, 70), 5900, 11_721])
-def test_dexa_head_labels_share_their_row_with_no_label(labels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_labels_of_dexa_have_separate_offsets(labels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(labels)
     y = sp.csr_matrix((np.ones(labels, np.float32), (np.arange(labels), rng.permutation(labels))))
-    each = np.arange(labels)
-    problem = LabelProblem(each, y, sp.csr_matrix(y.shape, dtype=np.float32), each, labels + each, 16, 4)
+    numbers, ignored = np.arange(labels), sp.csr_matrix(y.shape, dtype=np.float32)
+    problem = LabelProblem(numbers, y, ignored, numbers, labels + numbers, 16, 4)
     monkeypatch.setattr("ramen.base.dexa.OFFSET_HEADS", min(1000, labels // 4))
     base = make_base(BaseConfig(name="dexa"), problem, Triplet())
     assert isinstance(base, Dexa)
     base.refresh(0, lambda role: unit(labels, 4, 0))
     rows, heads = base.offsets.row_of.numpy(), min(1000, labels // 4)
     assert rows.max() < len(base.offsets.table)
-    shared, counts = np.unique(rows, return_counts=True)
-    assert (counts[shared >= len(base.offsets.table) - heads] == 1).all()
-    assert (shared >= len(base.offsets.table) - heads).sum() == heads
+    used_rows, counts = np.unique(rows, return_counts=True)
+    of_heads = used_rows >= len(base.offsets.table) - heads
+    assert (counts[of_heads] == 1).all()
+    assert of_heads.sum() == heads
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -222,18 +219,18 @@ def test_no_step_contains_an_unseen_label(name: str, tiny_dataset: Dataset) -> N
         BaseConfig.model_validate({"name": name, **EARLY, "mining": {"negatives": 3}, "random_labels": 2.0}),
         replace(label_problem(hidden), unseen=unseen), Triplet(),
     )  # fmt: skip
-    refreshed(base, hidden)
+    refresh(base, hidden)
     sampler = StepSampler(base, 16, seed=3)
-    seen: set[int] = set()
+    labels: set[int] = set()
     for epoch in (1, 2):
         order = sampler.epoch_order(epoch)
         for index in range(sampler.steps_per_epoch):
-            seen |= set(sampler.step(order, epoch, index).labels.tolist())
+            labels |= set(sampler.step(order, epoch, index).labels.tolist())
     assert unseen is not None and len(unseen) >= 5
-    assert seen == set(range(30)) - set(unseen.tolist())
+    assert labels == set(range(30)) - set(unseen.tolist())
 
 
-def test_decoupled_softmax_golden_values() -> None:
+def test_decoupled_softmax_matches_values_computed_by_hand() -> None:
     rows = [float(decoupled_softmax(SCORES[i : i + 1], KNOWN[i : i + 1], KNOWN[i : i + 1], 0.5)) for i in range(3)]
     assert rows == pytest.approx([0.751381, 1.111901, 0.348458], abs=1e-6)
     assert float(decoupled_softmax(SCORES, KNOWN, KNOWN, 0.5)) == pytest.approx(0.737247, abs=1e-6)
@@ -241,8 +238,8 @@ def test_decoupled_softmax_golden_values() -> None:
 
 def test_decoupled_softmax_is_cross_entropy_for_one_positive_and_stays_finite() -> None:
     positives = torch.eye(3, dtype=torch.bool)
-    ordinary = torch.nn.functional.cross_entropy(SCORES / 0.5, torch.arange(3))
-    assert float(decoupled_softmax(SCORES, positives, positives, 0.5)) == pytest.approx(float(ordinary), abs=1e-6)
+    expected = torch.nn.functional.cross_entropy(SCORES / 0.5, torch.arange(3))
+    assert float(decoupled_softmax(SCORES, positives, positives, 0.5)) == pytest.approx(float(expected), abs=1e-6)
     steep = (SCORES * 2 - 1).requires_grad_()
     loss = decoupled_softmax(steep, positives, KNOWN, 1e-3)
     loss.backward()
@@ -258,8 +255,8 @@ def test_among_equals_numpy_isin() -> None:
     assert not isin_sorted(ascending[:0], values).any()
 
 
-def test_siamesexml_loss_is_the_likelihood_of_the_pair_and_of_the_hardest_others() -> None:
-    """p = 0.9 e^(1.5 (s - 1)): of each label's document being true, and the worst document of another label not."""
+def test_siamesexml_loss_matches_values_computed_by_hand() -> None:
+    """p = 0.9 e^(1.5 (s - 1)) that a pair of cosine s is true; the hardest documents of other labels are negatives."""
     base = make("siamesexml", make_two_pairs())
     first = torch.tensor([[0.8, 0.1], [0.3, 0.6]])
     second = torch.tensor([[0.5, 0.2], [0.4, 0.7]])
@@ -269,9 +266,9 @@ def test_siamesexml_loss_is_the_likelihood_of_the_pair_and_of_the_hardest_others
         return 0.9 * math.exp(1.5 * (cosine - 1))
 
     def expected(s: torch.Tensor) -> float:
-        pull = -math.log(p(s[0, 0])) - math.log(p(s[1, 1]))
-        push = -math.log(1 - p(s[1, 0])) - math.log(1 - p(s[0, 1]))
-        return (pull + push / 2) / 2  # the two hardest of two documents, one of them its own
+        positive_loss = -math.log(p(s[0, 0])) - math.log(p(s[1, 1]))
+        negative_loss = -math.log(1 - p(s[1, 0])) - math.log(1 - p(s[0, 1]))
+        return (positive_loss + negative_loss / 2) / 2  # per label, over two documents including its own
 
     loss = base.loss(torch.cat([first, second]), torch.tensor([0, 1, 0, 1]), mask)
     assert float(loss) == pytest.approx(0.7 * expected(first) + 0.3 * expected(second), abs=1e-6)
@@ -284,7 +281,7 @@ def make_two_pairs() -> Dataset:
     return Dataset(texts, texts.select([]), Texts(["c", "d"], ["three", "four"]), y, y[:0], none, none[:0])
 
 
-def test_dexml_divides_by_its_temperature(tiny_dataset: Dataset) -> None:
+def test_dexml_uses_its_temperature(tiny_dataset: Dataset) -> None:
     eye = torch.eye(3, dtype=torch.bool)
     for tau in (0.5, 0.1):
         loss = float(make("dexml", tiny_dataset, dexml={"temperature": tau}).loss(SCORES, torch.arange(3), eye))
@@ -292,7 +289,7 @@ def test_dexml_divides_by_its_temperature(tiny_dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("name", ["ance", "dexml", "ngame"])
-def test_refresh_is_due_every_few_epochs(name: str, tiny_dataset: Dataset) -> None:
+def test_refresh_is_due_periodically(name: str, tiny_dataset: Dataset) -> None:
     base = make(name, tiny_dataset, refresh_from=1, refresh_every=2)
     due = [epoch for epoch in range(8) if base.refresh_due(epoch)]
     assert due == [1, 3, 5, 7]
@@ -305,6 +302,6 @@ def test_zero_mined_negatives_disables_mining(name: str, tiny_dataset: Dataset) 
 
 def test_labels_are_sampled_from_the_filled_part_of_a_shortlist() -> None:
     shortlist = np.array([[4, 2, -1, -1], [-1, -1, -1, -1], [7, 5, 3, 1]], np.int32)
-    drawn = drawn_from(shortlist, np.random.default_rng(0).random((3, 200)))
-    assert [set(row) for row in drawn.tolist()] == [{4, 2}, {-1}, {7, 5, 3, 1}]
-    assert 70 < (drawn[0] == 4).sum() < 130
+    sampled = sample_shortlists(shortlist, np.random.default_rng(0).random((3, 200)))
+    assert [set(row) for row in sampled.tolist()] == [{4, 2}, {-1}, {7, 5, 3, 1}]
+    assert 70 < (sampled[0] == 4).sum() < 130

@@ -32,7 +32,7 @@ def run_attempt(sections: dict, artifacts: dict[str, Path], out: Path, log: Path
     stream = log.open("w", encoding="utf-8", buffering=1)
     sys.stderr = stream
     try:
-        train(artifacts, out, sections, again=False)
+        train(artifacts, out, sections, skip_finished=True)
     except BaseException as error:
         print(f"failed {error!r}", file=stream, flush=True)
         os._exit(1)
@@ -52,9 +52,8 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             run_attempt(values, artifacts, Path(out), log)
-        deadline = time.monotonic() + rng.uniform(
-            0.1, 1.0 + 0.1 * number
-        )  # increasing, so that a busy machine finishes, too
+        # longer after each attempt, so that a busy machine finishes, too
+        deadline = time.monotonic() + rng.uniform(0.1, 1.0 + 0.05 * number)
         status = None
         while time.monotonic() < deadline:
             done, status = os.waitpid(child, os.WNOHANG)

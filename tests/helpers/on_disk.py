@@ -1,4 +1,4 @@
-"""Datasets written as artifacts, and matrices converted to graphs."""
+"""Artifacts and graphs made from a dataset, with its edges unchanged."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import scipy.sparse as sp
 
 from ramen.artifacts import create_drafts
 from ramen.data.dataset import Dataset
-from ramen.graph.metadata import Graph
+from ramen.graph.metadata import Graph, Side
 from ramen.stages import run_stage
 
 
 def on_disk(problem: Dataset, folder: Path) -> dict[str, Path]:
-    """Write the artifacts `dataset` and `graph` (original edges only) to a folder, and return their paths."""
+    """Write the artifacts `dataset` and `graph` (without a walk) into a folder; return their paths."""
     paths = {name: folder / name for name in ("dataset", "graph")}
-    with create_drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as written:
-        problem.write(written["dataset"].path)
+    with create_drafts({"dataset": paths["dataset"]}, sections={}, inputs={}, work=folder / "work") as draft:
+        problem.write(draft["dataset"].path)
     run_stage("build-graph", sections={"walk": {"hops": 0}}, inputs={"dataset": paths["dataset"]},
               outputs={"graph": paths["graph"]})  # fmt: skip
     return paths
 
 
-def graph_of(matrix: sp.csr_matrix) -> Graph:
-    """Return a graph with every entry of the matrix as an original edge."""
+def make_graph(matrix: sp.csr_matrix) -> Graph:
+    """Return a graph in which every entry of the matrix is an original edge."""
     edges = len(matrix.indices)
     return Graph(
         matrix.indptr.astype(np.int64),
@@ -35,9 +35,9 @@ def graph_of(matrix: sp.csr_matrix) -> Graph:
     )
 
 
-def graphs_of(problem: Dataset) -> dict[str, dict[str, Graph]]:
-    """Return the original edges of all anchor sets: name -> side -> graph."""
+def graphs_of(problem: Dataset) -> dict[str, dict[Side, Graph]]:
+    """Return the graphs of all anchor sets."""
     return {
-        name: {"train": graph_of(anchors.train), "labels": graph_of(anchors.labels)}
+        name: {Side.DOCUMENT: make_graph(anchors.train), Side.LABEL: make_graph(anchors.labels)}
         for name, anchors in problem.anchor_sets.items()
     }

@@ -1,4 +1,4 @@
-"""The loss for sentence-transformers: the terms of `ramen.objective`, its masks, and a training with the trainer."""
+"""The loss for sentence-transformers: its terms, its masks, and the example that trains with it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def model(encoder_folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(encoder_folder), device="cpu").eval()
 
 
-def features(model: SentenceTransformer, columns: tuple[list[str], ...]) -> list[dict[str, Tensor]]:
+def tokenise(model: SentenceTransformer, columns: tuple[list[str], ...]) -> list[dict[str, Tensor]]:
     return [dict(model.tokenizer(texts, padding=True, return_tensors="pt")) for texts in columns]
 
 
@@ -52,37 +52,37 @@ def gradient(model: SentenceTransformer, loss: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def bools(*rows: str) -> Tensor:
+def bool_rows(*rows: str) -> Tensor:
     return torch.tensor([[letter == "x" for letter in row] for row in rows])
 
 
 def encode(model: SentenceTransformer, texts: list[str]) -> Tensor:
-    (tokens,) = features(model, (texts,))
+    (tokens,) = tokenise(model, (texts,))
     return model(tokens)["sentence_embedding"]
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("reduction", ["softmax", "mean", "sum_all"])
-def test_gradient_equals_that_of_the_terms_composed_by_hand(
+def test_gradient_equals_that_of_terms_of_ramen_objective(
     model: SentenceTransformer, reduction: str, symmetric: bool
 ) -> None:
     loss = GraphRegularizedLoss(model, 0.3, 0.7, reduction=reduction, symmetric=symmetric)
-    found = gradient(model, loss(features(model, COLUMNS)))
+    found = gradient(model, loss(tokenise(model, COLUMNS)))
 
     triplet = Triplet(reduction=reduction)
     x, z = encode(model, COLUMNS[0]), encode(model, COLUMNS[1])
     anchors = encode(model, ["section mail", "section editors", "section net"])
     # anchors:                      mail, editors, net
-    documents = Links(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1]), bools("x..", "x..", ".x.", "..."),
+    documents = Links(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1]), bool_rows("x..", "x..", ".x.", "..."),
                       torch.tensor([0, 1]), torch.tensor([0, 2]))  # fmt: skip
-    labels = Links(torch.tensor([0, 1, 3]), torch.tensor([2, 0, 2]), bools("..x", "x..", "...", "..x"),
+    labels = Links(torch.tensor([0, 1, 3]), torch.tensor([2, 0, 2]), bool_rows("..x", "x..", "...", "..x"),
                    torch.tensor([0, 2]), torch.tensor([1, 0]))  # fmt: skip
-    by_hand = (
+    loss_of_terms = (
         triplet(x @ z.T, torch.arange(4), torch.eye(4, dtype=torch.bool))
         + 0.3 * regulariser(x, anchors, documents, triplet, symmetric)
         + 0.7 * regulariser(z, anchors, labels, triplet, symmetric)
     )
-    expected = gradient(model, by_hand)
+    expected = gradient(model, loss_of_terms)
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-4)
@@ -90,25 +90,25 @@ def test_gradient_equals_that_of_the_terms_composed_by_hand(
 
 
 def test_false_negatives_are_masked(model: SentenceTransformer) -> None:
-    """Queries 0 and 2 are one text; its two labels, and the neighbours of both rows, are no negatives of it."""
+    """Queries 0 and 2 have the same text: the labels and neighbours of both rows are no negatives of either."""
     columns = (
         ["mutt", "vim", "mutt"],
         ["mail client", "text editor", "terminal program"],
         ["section mail", "section editors", "section terminal"],
         ["", "mutt", "mail client"],
     )
-    loss, seen = GraphRegularizedLoss(model), list[Tensor]()
+    loss, masks = GraphRegularizedLoss(model), list[Tensor]()
     triplet = loss.triplet
 
     def record(scores: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
-        seen.append(mask)
+        masks.append(mask)
         return triplet(scores, positive, mask)
 
     loss.triplet, loss.symmetric = record, False  # type: ignore[assignment]
-    inputs = features(model, columns)
+    inputs = tokenise(model, columns)
     loss(inputs)
-    task, documents, labels = seen
-    # columns in the order of `torch.unique` over token ids: find each anchor's column by its text
+    task, documents, labels = masks
+    # the columns are in the order of `torch.unique` over text ids: map ids to texts
     ids, empty = text_ids(inputs, model.tokenizer("")["input_ids"])
     names = {
         int(number): text
@@ -124,9 +124,9 @@ def test_false_negatives_are_masked(model: SentenceTransformer) -> None:
     assert masked(task, label_names) == [
         {"mail client", "terminal program"}, {"text editor"}, {"mail client", "terminal program"}
     ]  # fmt: skip
-    mutt = {"section mail", "section terminal", "mutt", "mail client"}  # its neighbours, itself, its label
+    mutt = {"section mail", "section terminal", "mutt", "mail client"}  # its neighbours, its text, its label
     assert masked(documents, anchor_names) == [mutt, {"section editors"}, mutt]
-    # label rows 1 and 2 have neighbours: their own, themselves, and the texts of their queries
+    # label rows 1 and 2 have neighbours; masked are these, the text of the label and of its queries
     assert masked(labels, anchor_names) == [{"mutt"}, {"mail client", "mutt"}]
 
 
@@ -135,14 +135,14 @@ def test_batch_without_neighbours_has_the_task_loss(model: SentenceTransformer) 
     loss = GraphRegularizedLoss(model)
     x, z = encode(model, COLUMNS[0]), encode(model, COLUMNS[1])
     expected = loss.triplet(x @ z.T, torch.arange(4), torch.eye(4, dtype=torch.bool))
-    torch.testing.assert_close(loss(features(model, columns)), expected)
+    torch.testing.assert_close(loss(tokenise(model, columns)), expected)
 
 
 def test_each_graph_adds_two_terms(model: SentenceTransformer) -> None:
-    one, other = (loss(features(model, columns)) for loss, columns in (
+    one_graph, two_graphs = (loss(tokenise(model, columns)) for loss, columns in (
         (GraphRegularizedLoss(model), COLUMNS), (GraphRegularizedLoss(model, 0.05, 0.05), COLUMNS + COLUMNS[2:])
     ))  # fmt: skip
-    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(one_graph, two_graphs)
 
 
 def test_padding_side_does_not_change_which_texts_are_equal(model: SentenceTransformer) -> None:
@@ -150,7 +150,7 @@ def test_padding_side_does_not_change_which_texts_are_equal(model: SentenceTrans
     found = []
     for side in ("left", "right"):
         model.tokenizer.padding_side = side
-        ids, empty = text_ids(features(model, texts), model.tokenizer("")["input_ids"])
+        ids, empty = text_ids(tokenise(model, texts), model.tokenizer("")["input_ids"])
         found.append((torch.cat(ids)[:, None] == torch.cat(ids), torch.cat(empty)))
     flat = np.array(texts).ravel()
     for equal, empty in found:
@@ -161,7 +161,7 @@ def test_padding_side_does_not_change_which_texts_are_equal(model: SentenceTrans
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_other_numbers_of_columns_are_refused(model: SentenceTransformer, count: int) -> None:
     with pytest.raises(ValueError, match=f"found {count} text columns; expected query, positive"):
-        GraphRegularizedLoss(model)(features(model, (COLUMNS * 2)[:count]))
+        GraphRegularizedLoss(model)(tokenise(model, (COLUMNS * 2)[:count]))
 
 
 def test_training_rows_are_true_pairs_with_their_neighbours(shared_dataset: ramen.Dataset) -> None:

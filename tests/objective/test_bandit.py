@@ -1,4 +1,4 @@
-"""The bandit: its estimators against the derivative they estimate, the defect of the published one, its bounds."""
+"""The bandit: its estimates of a derivative, the divergence of the published form, and its bounds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_safe_estimates_are_unbiased() -> None:
     assert abs(estimates.mean() - 3) < 3 * estimates.std() / np.sqrt(len(z))
 
 
-def test_printed_slope_equals_the_safe_one_on_signs_and_has_wild_tails_on_gaussians() -> None:
+def test_printed_slope_equals_safe_slope_on_signs_and_has_heavy_tails_on_gaussians() -> None:
     printed, safe = make_bandit(form="printed"), make_bandit(form="safe")
     assert all(printed.slope(0.7, z) == pytest.approx(safe.slope(0.7, z), abs=1e-12) for z in (-0.1, 0.1))
     z = 0.1 * np.random.default_rng(0).standard_normal(1000)
@@ -41,7 +41,7 @@ def test_printed_slope_equals_the_safe_one_on_signs_and_has_wild_tails_on_gaussi
     assert printed.slope(0.7, 0.0) == safe.slope(0.7, 0.0) == 0
 
 
-def test_perturbations_are_signs_in_the_safe_form_and_gaussian_in_the_printed_one() -> None:
+def test_perturbations_are_signs_in_safe_form_and_gaussian_in_printed_form() -> None:
     safe, printed = (make_bandit(form=form, period=1, lr=1e-9) for form in ("safe", "printed"))
     found: dict[str, list[float]] = {"safe": [], "printed": []}
     for _ in range(300):
@@ -53,7 +53,7 @@ def test_perturbations_are_signs_in_the_safe_form_and_gaussian_in_the_printed_on
 
 
 def test_published_feedback_drives_weights_below_zero() -> None:
-    """The weighted loss contains λ R: its slope is R > 0 regardless of what R is worth."""
+    """The weighted loss contains λ R, whose slope R is positive even if the regulariser helps."""
     ends = [
         run(make_bandit(seed, form="printed", period=1), lambda w: 0.2 + w["a"] * 0.2, 100)[-1]["a"]
         for seed in range(200)
@@ -63,9 +63,9 @@ def test_published_feedback_drives_weights_below_zero() -> None:
 
 
 def test_safe_weights_stay_at_the_floor_when_the_feedback_falls_with_them() -> None:
-    held = run(make_bandit(0, period=1, lr=0.05), lambda w: 0.2 + w["a"] * 0.2, 400)
-    assert min(step["a"] for step in held) >= LAMBDA_MIN
-    assert held[-1]["a"] < 0.3
+    path = run(make_bandit(0, period=1, lr=0.05), lambda w: 0.2 + w["a"] * 0.2, 400)
+    assert min(step["a"] for step in path) >= LAMBDA_MIN
+    assert path[-1]["a"] < 0.3
 
 
 def test_one_update_per_window_and_steps_are_bounded() -> None:
@@ -78,14 +78,14 @@ def test_one_update_per_window_and_steps_are_bounded() -> None:
     assert 0.04 < np.abs(np.diff(path)).max() <= MAX_STEP + 1e-12
 
 
-def test_weights_that_are_off_stay_off_and_perturbed_ones_stay_in_bounds() -> None:
+def test_weight_of_0_stays_0_and_perturbed_weights_stay_in_bounds() -> None:
     tuner = make_bandit(initial={"on": 0.02, "off": 0.0}, period=1)
     for _ in range(100):
         assert tuner.weights["off"] == 0 and tuner.weights["on"] >= LAMBDA_MIN
         tuner.observe(0.5)
 
 
-def test_it_lowers_what_hurts_and_raises_what_helps() -> None:
+def test_weights_that_hurt_fall_and_weights_that_help_rise() -> None:
     start = {"good": 0.5, "noise": 0.5}
     ends = [
         run(make_bandit(seed, start, period=1, lr=0.02), lambda w: 0.5 - 0.3 * w["good"] + 0.3 * w["noise"], 300)[-1]
@@ -94,7 +94,7 @@ def test_it_lowers_what_hurts_and_raises_what_helps() -> None:
     assert np.mean([end["good"] for end in ends]) > 0.6 > 0.4 > np.mean([end["noise"] for end in ends])
 
 
-def test_the_scale_of_the_feedback_does_not_matter_and_steps_are_about_lr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_about_lr_at_any_scale_of_the_feedback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramen.objective.bandit.LAMBDA_MIN", 0.0)
     monkeypatch.setattr("ramen.objective.bandit.LAMBDA_MAX", 9.0)
     feedback = np.random.default_rng(3).random(300)
@@ -109,30 +109,30 @@ def test_the_scale_of_the_feedback_does_not_matter_and_steps_are_about_lr(monkey
 
 
 def test_steps_shrink_with_the_given_scale() -> None:
-    still, half, whole = (make_bandit(period=1, lr=0.01) for _ in range(3))
+    none, half, full = (make_bandit(period=1, lr=0.01) for _ in range(3))
     for value in (0.5, 0.7):
-        still.observe(value, 0.0), half.observe(value, 0.5), whole.observe(value)
-    assert still.means["a"] == 0.5
-    assert half.means["a"] - 0.5 == pytest.approx((whole.means["a"] - 0.5) / 2) and whole.means["a"] != 0.5
+        none.observe(value, 0.0), half.observe(value, 0.5), full.observe(value)
+    assert none.means["a"] == 0.5
+    assert half.means["a"] - 0.5 == pytest.approx((full.means["a"] - 0.5) / 2) and full.means["a"] != 0.5
 
 
 @pytest.mark.parametrize("form", ["safe", "printed"])
-def test_a_restored_bandit_continues_identically(form: str) -> None:
-    whole = make_bandit(period=3, form=form)
-    parts = make_bandit(period=3, form=form)
+def test_restored_bandit_continues_identically(form: str) -> None:
+    uninterrupted = make_bandit(period=3, form=form)
+    restored = make_bandit(period=3, form=form)
     feedback = np.random.default_rng(0).random(100)
     for i, value in enumerate(feedback):
-        whole.observe(value)
-        parts.observe(value)
+        uninterrupted.observe(value)
+        restored.observe(value)
         if i == 49:
-            state = json.loads(json.dumps(parts.state()))
-            parts = make_bandit(period=3, form=form)
-            parts.restore(state)
-    assert whole.means == parts.means and whole.weights == parts.weights
+            state = json.loads(json.dumps(restored.state()))
+            restored = make_bandit(period=3, form=form)
+            restored.restore(state)
+    assert uninterrupted.means == restored.means and uninterrupted.weights == restored.weights
 
 
-def test_regularisers_may_change_between_warm_up_and_retraining() -> None:
-    warmed = make_bandit(initial={"a": 0.5, "gone": 0.5}, period=1)
+def test_state_with_other_regularisers_is_restored_where_names_agree() -> None:
+    warmed = make_bandit(initial={"a": 0.5, "removed": 0.5}, period=1)
     other = make_bandit(initial={"a": 0.9, "new": 0.3}, period=1)
     for feedback in (1.0, 0.5, 2.0):
         warmed.observe(feedback)

@@ -11,7 +11,7 @@ from ramen.objective.triplet import Triplet
 
 X = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
 Z = torch.tensor([[0.8, 0.6], [0.6, 0.8]])
-# the oracle's tables have further rows: documents 2 and 0 and labels 1 and 3 are those of the step
+# the step contains the documents 2 and 0 and the labels 1 and 3; the tables have further rows
 ORACLE = OracleVectors(
     np.array([[0.8, 0.6], [9, 9], [0.6, 0.8]], np.float16), np.array([[9, 9], [1, 0], [9, 9], [0, 1]], np.float16)
 )

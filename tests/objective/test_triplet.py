@@ -37,8 +37,8 @@ def test_loss_with_one_negative_matches_torch_triplet_loss() -> None:
         distance_function=lambda a, b: 1 - torch.nn.functional.cosine_similarity(a, b), margin=0.3
     )
     for reduction in ("softmax", "mean", "sum_all"):
-        ours = Triplet(0.3, 10, 0.1, reduction)(scores, torch.tensor([0]), torch.tensor([[True, False]]))
-        assert float(ours) == pytest.approx(float(reference(x, p, n)), abs=1e-6)
+        loss = Triplet(0.3, 10, 0.1, reduction)(scores, torch.tensor([0]), torch.tensor([[True, False]]))
+        assert float(loss) == pytest.approx(float(reference(x, p, n)), abs=1e-6)
 
 
 def test_hard_negatives_get_gradient_but_masked_candidates_do_not() -> None:

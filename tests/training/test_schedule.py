@@ -1,38 +1,44 @@
-"""When training ends, and at which learning rate."""
+"""Learning rate and end of training."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ramen.artifacts import open_artifact
 from ramen.config import TrainingConfig, resolve
 from ramen.errors import ConfigError, Interrupted
-from ramen.stages import run_stage
 from ramen.tracking import NullTracker
-from ramen.training import schedule as planning
 from ramen.training.checkpoint import TrainingState
-from ramen.training.schedule import Clock, Schedule, has_settled
+from ramen.training.schedule import Schedule, has_settled, linear_schedule
+from ramen.training.step_sampler import Step
 from ramen.training.trainer import Trainer
 
-from training_recipe import StopAt, changed, history, train
+from training_recipe import (
+    InterruptAtPoint,
+    TrainOnce,
+    assert_same_artifacts,
+    changed,
+    history,
+    run_retraining,
+    run_warmup,
+    train,
+)
+
+CLOCK = "ramen.training.schedule.time"
 
 
-def records(gains: list[float]) -> list[dict[str, Any]]:
-    return [{"epoch": i, "phase": "retrain", "val_gain": gain} for i, gain in enumerate(gains, 1)]
-
-
-def epochs_until_settled(curve: Any, noise: float = 0.0, seed: int = 0) -> int:
-    """Epochs after which the rule ends a training whose held-out gain follows `curve(epoch)`."""
+def epochs_until_settled(gain: Callable[[int], float], noise: float = 0.0, seed: int = 0) -> int:
+    """Return the epoch in which a training with held-out gain `gain(epoch)` ends, at most 200."""
     rng = np.random.default_rng(seed)
-    gains: list[float] = []
+    history: list[dict[str, float]] = []
     for epoch in range(1, 200):
-        gains.append(curve(epoch) + noise * rng.standard_normal())
-        if has_settled(records(gains)):
+        history.append({"epoch": epoch, "val_gain": gain(epoch) + noise * rng.standard_normal()})
+        if has_settled(history):
             return epoch
     return 200
 
@@ -40,12 +46,11 @@ def epochs_until_settled(curve: Any, noise: float = 0.0, seed: int = 0) -> int:
 def test_training_continues_while_held_out_gain_rises() -> None:
     assert epochs_until_settled(lambda epoch: 20 + epoch) == 200
     assert epochs_until_settled(lambda epoch: 20 + min(epoch, 30)) in range(31, 42)
-    assert epochs_until_settled(lambda epoch: 20 + 10 * (1 - np.exp(-epoch / 8))) > 16, "86 % of all"
+    assert epochs_until_settled(lambda epoch: 20 + 10 * (1 - np.exp(-epoch / 8))) > 16, "86 % of the limit is reached"
 
 
 def test_training_ends_soon_after_a_peak() -> None:
-    found = epochs_until_settled(lambda epoch: 30 + epoch if epoch < 6 else 42 - epoch)
-    assert found <= 8, "the data set is overfitted after six epochs"
+    assert epochs_until_settled(lambda epoch: 30 + epoch if epoch < 6 else 42 - epoch) <= 8
 
 
 def test_training_ends_after_four_evaluations_at_the_earliest() -> None:
@@ -53,103 +58,121 @@ def test_training_ends_after_four_evaluations_at_the_earliest() -> None:
 
 
 def test_noise_of_a_few_hundred_documents_rarely_ends_a_rise() -> None:
-    """A point an epoch with a fifth of a point of noise, as averaged weights have on 500 documents."""
+    """One point per epoch with noise of 0.2 points, as with averaged weights on 500 documents."""
     ends = [epochs_until_settled(lambda epoch: 20 + min(epoch, 12), noise=0.2, seed=seed) for seed in range(200)]
     assert np.mean([end < 10 for end in ends]) < 0.1 and np.median(ends) <= 17
 
 
-def test_epochs_that_were_not_evaluated_do_not_count() -> None:
-    assert not has_settled([{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 7)]), (
-        "three evaluations"
-    )
-    assert has_settled([{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 8)])
+def test_epochs_without_evaluation_do_not_count() -> None:
+    constant = [{"epoch": i, "val_gain": 20.0 if i % 2 else None} for i in range(1, 8)]
+    assert not has_settled(constant[:6]), "three evaluations"
+    assert has_settled(constant)
     rising = [{"epoch": i, "val_gain": float(i) if i % 3 == 0 else None} for i in range(1, 13)]
-    assert not has_settled(rising), "a point an epoch"
+    assert not has_settled(rising), "one point per epoch"
 
 
-def plan(held_out: int = 500, steps: int = 20, **training: Any) -> Schedule:
-    return Schedule(TrainingConfig(**training), steps, held_out)
+def make_schedule(held_out: int = 500, steps_per_epoch: int = 20, **training: Any) -> Schedule:
+    return Schedule(TrainingConfig(**training), steps_per_epoch, held_out)
 
 
-def run(made: Schedule, curve: Any, closing: Any = lambda: 0.0) -> tuple[TrainingState, list[float]]:
-    """What a training loop does with a plan: the position it ends at, and the rate of each step."""
-    position, rates = TrainingState(), []
-    made.is_warmup = True
-    while position.epoch < made.max_epochs:
-        if made.is_warmup and (position.epoch >= made.warmup_epochs or position.ended):
-            made.is_warmup = position.ended = False
-        if position.ended:
+def run_schedule(
+    schedule: Schedule, gain: Callable[[int], float], closing_seconds: Callable[[], float] = lambda: 0.0
+) -> tuple[TrainingState, list[float]]:
+    """Simulate the training loop.
+
+    Args:
+        schedule: the schedule.
+        gain: epoch -> held-out gain.
+        closing_seconds: estimated duration of the work after training.
+
+    Returns:
+        The last state, and the learning rate of each step as a share of the peak.
+    """
+    state, rates = TrainingState(), []
+    schedule.is_warmup = True
+    while state.epoch < schedule.max_epochs:
+        if schedule.is_warmup and (state.epoch >= schedule.warmup_epochs or state.ended):
+            schedule.is_warmup = state.ended = False
+        if state.ended:
             break
-        for index in range(made.steps_per_epoch):
-            if index and made.end_if_out_of_time(position, closing):
+        for index in range(schedule.steps_per_epoch):
+            if index and schedule.end_if_out_of_time(state, closing_seconds):
                 break
-            rates.append(made.rate(position.global_step))
-            position.global_step += 1
-        made.end_if_out_of_time(position, closing)
-        position.epoch += 1
-        position.history.append({"epoch": position.epoch, "val_gain": curve(position.epoch)})
-        made.end_if_settled(position)
-    return position, rates
+            rates.append(schedule.rate(state.global_step))
+            state.global_step += 1
+        schedule.end_if_out_of_time(state, closing_seconds)
+        state.epoch += 1
+        state.history.append({"epoch": state.epoch, "val_gain": gain(state.epoch)})
+        schedule.end_if_settled(state)
+    return state, rates
 
 
-def test_the_rate_rises_and_stays() -> None:
-    position, rates = run(plan(lr_warmup_steps=50), lambda epoch: min(epoch, 10))
+def test_learning_rate_rises_and_stays_constant_with_auto() -> None:
+    state, rates = run_schedule(make_schedule(lr_warmup_steps=50), lambda epoch: min(epoch, 10))
     assert rates[:50] == pytest.approx(np.arange(1, 51) / 50)
     assert set(rates[50:]) == {1.0}
-    assert 11 <= position.epoch <= 14
+    assert 11 <= state.epoch <= 14
 
 
-@pytest.mark.parametrize("most", [2, 3, 5, 8, 40])
-def test_max_epochs_ends_training(most: int) -> None:
-    position, rates = run(plan(max_epochs=most), lambda epoch: epoch)
-    assert position.epoch == most and len(rates) == 20 * most
+@pytest.mark.parametrize("max_epochs", [2, 3, 5, 8, 40])
+def test_max_epochs_ends_training(max_epochs: int) -> None:
+    state, rates = run_schedule(make_schedule(max_epochs=max_epochs), lambda epoch: epoch)
+    assert state.epoch == max_epochs and len(rates) == 20 * max_epochs
 
 
-def test_a_given_number_of_epochs_has_a_linear_schedule() -> None:
-    position, rates = run(plan(epochs=6, lr_warmup_steps=20), lambda epoch: 0.0)
-    assert position.epoch == 6 and not position.ended
-    assert rates == [planning.linear_schedule(20, 120)(step) for step in range(120)]
+def test_fixed_number_of_epochs_has_a_linear_schedule() -> None:
+    state, rates = run_schedule(make_schedule(epochs=6, lr_warmup_steps=20), lambda epoch: 0.0)
+    assert state.epoch == 6 and not state.ended
+    assert rates == [linear_schedule(20, 120)(step) for step in range(120)]
 
 
-def test_tiny_data_are_trained_for_enough_steps() -> None:
-    made = plan(steps=1, max_epochs=200)
-    assert made.warmup_epochs == 48 and made.at_least(4) == 48
-    assert plan(steps=1000).warmup_epochs == 4
-    assert plan(steps=1, epochs=8).warmup_epochs == 4, "as given"
+def test_linear_schedule_rises_then_falls_to_zero() -> None:
+    share = linear_schedule(4, 12)
+    assert [share(step) for step in range(13)] == pytest.approx([0.25, 0.5, 0.75, 1, *np.arange(8, -1, -1) / 8])
+    assert linear_schedule(50, 10)(4) == 1 and linear_schedule(50, 10)(0) == 0.2, (
+        "it rises in half of the steps at most"
+    )
 
 
-def test_without_held_out_documents_training_lasts_eight_epochs() -> None:
-    position, _ = run(plan(held_out=10), lambda epoch: 0.0)
-    assert position.epoch == 8
-    assert not plan(held_out=10).can_decide and plan(held_out=50).can_decide
+def test_phases_of_tiny_datasets_have_48_steps_with_auto() -> None:
+    schedule = make_schedule(steps_per_epoch=1, max_epochs=200)
+    assert schedule.warmup_epochs == 48 and schedule.at_least(4) == 48
+    assert make_schedule(steps_per_epoch=1000).warmup_epochs == 4
+    assert make_schedule(steps_per_epoch=1, epochs=8).warmup_epochs == 4, "a fixed number of epochs is not changed"
 
 
-def test_minutes_are_kept_whatever_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_lasts_eight_epochs_with_too_few_held_out_documents() -> None:
+    state, _ = run_schedule(make_schedule(held_out=10), lambda epoch: 0.0)
+    assert state.epoch == 8
+    assert not make_schedule(held_out=10).can_decide and make_schedule(held_out=50).can_decide
+
+
+@pytest.mark.parametrize("seconds_per_step", [0.05, 1.0, 7.0])
+def test_training_ends_within_max_minutes_at_any_speed(
+    monkeypatch: pytest.MonkeyPatch, seconds_per_step: float
+) -> None:
     now = [0.0]
-    monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
-    for pace in (0.05, 1.0, 7.0):
-        now[0] = 0.0
-        made = plan(max_minutes=10, max_epochs=10_000)
-        made.clock = Clock()
-        ordinary = made.rate
+    monkeypatch.setattr(f"{CLOCK}.monotonic", lambda: now[0])
+    schedule = make_schedule(max_minutes=10, max_epochs=10_000)
+    rate = schedule.rate
 
-        def rate(step: int, pace: float = pace, ordinary: Any = ordinary) -> float:
-            now[0] += pace
-            return ordinary(step)
+    def advance_clock(step: int) -> float:
+        now[0] += seconds_per_step
+        return rate(step)
 
-        made.rate = rate  # type: ignore[method-assign]
-        position, _ = run(made, lambda epoch: epoch, lambda: 30.0)
-        assert position.ended and 600 - 30 <= now[0] <= 600 - 30 + 1.01 * pace
+    monkeypatch.setattr(schedule, "rate", advance_clock)
+    state, _ = run_schedule(schedule, lambda epoch: epoch, lambda: 30.0)
+    assert state.ended and 600 - 30 <= now[0] <= 600 - 30 + 1.01 * seconds_per_step
 
 
-def test_a_warm_up_takes_its_share_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_takes_two_fifths_of_max_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
-    made = plan(max_minutes=10)
-    made.clock, made.is_warmup = Clock(), True
-    assert not made.end_if_out_of_time(TrainingState(), lambda: 0.0)
+    monkeypatch.setattr(f"{CLOCK}.monotonic", lambda: now[0])
+    schedule = make_schedule(max_minutes=10)
+    schedule.is_warmup = True
+    assert not schedule.end_if_out_of_time(TrainingState(), lambda: 0.0)
     now[0] = 241.0
-    assert made.end_if_out_of_time(TrainingState(), lambda: 0.0), "two fifths"
+    assert schedule.end_if_out_of_time(TrainingState(), lambda: 0.0)
 
 
 def test_epochs_are_a_number_or_auto() -> None:
@@ -171,80 +194,76 @@ AUTO = changed(
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny problem holds out a dozen documents."""
-    monkeypatch.setattr(planning, "FEWEST_HELD_OUT", 5)
-    monkeypatch.setattr(planning, "LEAST_STEPS", 4)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower limits: the tiny problem holds out a dozen documents."""
+    monkeypatch.setattr("ramen.training.schedule.FEWEST_HELD_OUT", 5)
+    monkeypatch.setattr("ramen.training.schedule.LEAST_STEPS", 4)
 
 
-@pytest.mark.usefixtures("few")
-def test_training_ends_by_itself_and_prunes_on_the_way(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
-    train(tiny_artifacts, tmp_path, AUTO)
-    found = history(tmp_path / "model")
-    assert [r["epoch"] for r in found] == list(range(1, len(found) + 1)) and 4 <= len(found) <= 12
-    assert [r["phase"] for r in found[:3]] == ["warmup", "warmup", "retrain"]
-    assert found[-1]["val_gain"] is not None and found[-1]["val_p_at_1"] is not None
-    rounds = json.loads((tmp_path / "pruned_graph" / "rounds.json").read_text())
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_limits")
+def test_auto_training_ends_and_prunes_in_rounds(train_once: TrainOnce) -> None:
+    folder = train_once(AUTO)
+    records = history(folder / "model")
+    assert [r["epoch"] for r in records] == list(range(1, len(records) + 1)) and 4 <= len(records) <= 12
+    assert [r["phase"] for r in records[:3]] == ["warmup", "warmup", "retrain"]
+    assert records[-1]["val_gain"] is not None and records[-1]["val_p_at_1"] is not None
+    rounds = json.loads((folder / "pruned_graph" / "rounds.json").read_text())
     assert rounds[0]["epoch"] == 2 and all(r["val_p_at_1"] is not None for r in rounds)
 
 
-class Curves(NullTracker):
-    """Remembers the names of curves."""
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("point", [3, 7, 10])
+def test_interrupted_auto_training_is_bit_identical_after_resume(
+    point: int, tiny_artifacts: dict[str, Path], train_once: TrainOnce, tmp_path: Path
+) -> None:
+    expected = train_once(AUTO)
+    with pytest.raises(Interrupted):
+        run_retraining(tiny_artifacts, expected / "warm_model", tmp_path, AUTO, track=InterruptAtPoint(point))
+    run_retraining(tiny_artifacts, expected / "warm_model", tmp_path, AUTO)
+    assert_same_artifacts(tmp_path, expected)
+
+
+class CurveNames(NullTracker):
+    """Keeps the names of logged curves."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def curve(self, metrics: Any, step: int) -> None:
+    def curve(self, metrics: Mapping[str, float], step: int) -> None:
         assert step > 0
         self.names |= set(metrics)
 
 
+@pytest.mark.slow
 def test_curves_and_summaries_have_different_names(tiny_artifacts: dict[str, Path], tmp_path: Path) -> None:
-    """A summary has no step, which MLflow draws as step 0 of a curve of that name."""
-    inputs, track = {name: tiny_artifacts[name] for name in ("dataset", "graph")}, Curves()
-    outputs = {"warm_model": tmp_path / "warm_model"}
-    summary = run_stage("warmup", sections=changed(), inputs=inputs, outputs=outputs, track=track)
-    outputs = {"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"}
-    inputs["warm_model"] = tmp_path / "warm_model"
-    summary |= run_stage("prune-retrain", sections=changed(), inputs=inputs, outputs=outputs, track=track)
+    """A summary has no step; MLflow would draw it as step 0 of the curve with its name."""
+    track = CurveNames()
+    summary = run_warmup(tiny_artifacts, tmp_path, track=track)
+    summary |= run_retraining(tiny_artifacts, tmp_path / "warm_model", tmp_path, track=track)
     expected = {"train/loss", "train/learning_rate", "train/gradient_norm", "lambda/links.label", "heldout/p_at_1"}
     assert expected | {"graph/edges_kept/links.document"} <= track.names
     assert not track.names & set(summary) and "edges_kept/links.document" in summary
 
 
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("after", [3, 7, 10])
-def test_an_interrupted_auto_training_ends_bit_identical(
-    after: int, tiny_artifacts: dict[str, Path], tmp_path: Path
-) -> None:
-    train(tiny_artifacts, tmp_path / "whole", AUTO)
-    inputs = {name: tiny_artifacts[name] for name in ("dataset", "graph")}
-    inputs["warm_model"] = tmp_path / "whole" / "warm_model"
-    outputs = {"model": tmp_path / "model", "pruned_graph": tmp_path / "pruned_graph"}
-    with pytest.raises(Interrupted):
-        run_stage("prune-retrain", sections=AUTO, inputs=inputs, outputs=outputs, track=StopAt(after))
-    run_stage("prune-retrain", sections=AUTO, inputs=inputs, outputs=outputs)
-    for name, path in outputs.items():
-        assert open_artifact(path, name).digest == open_artifact(tmp_path / "whole" / name, name).digest
-
-
-def test_a_budget_of_minutes_ends_both_stages(
+@pytest.mark.slow
+def test_max_minutes_ends_both_stages(
     tiny_artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "FEWEST_HELD_OUT", 5)
-    plain = Trainer.train_step
-    spent = [0.0]
+    monkeypatch.setattr("ramen.training.schedule.FEWEST_HELD_OUT", 5)
+    train_step, now = Trainer.train_step, [0.0]
 
-    def slow(self: Trainer, step: Any) -> dict[str, float]:
-        spent[0] += 10.0
-        return plain(self, step)
+    def take_ten_seconds(trainer: Trainer, step: Step) -> dict[str, float]:
+        now[0] += 10.0
+        return train_step(trainer, step)
 
-    monkeypatch.setattr(Trainer, "train_step", slow)
-    monkeypatch.setattr(planning.time, "monotonic", lambda: spent[0])
+    monkeypatch.setattr(Trainer, "train_step", take_ten_seconds)
+    monkeypatch.setattr(f"{CLOCK}.monotonic", lambda: now[0])
     training = {"epochs": "auto", "max_minutes": 10, "max_epochs": 10_000, "validation_fraction": 0.3}
     train(tiny_artifacts, tmp_path, changed(training=training))
-    assert 560 <= spent[0] <= 600
-    found = history(tmp_path / "model")
-    assert found[-1]["seconds"] == spent[0]
-    warm = [r for r in found if r["phase"] == "warmup"]
-    assert len(warm) > 2 and 240 <= warm[-1]["seconds"] <= 250, "48 steps would take two thirds of the time"
+    assert 560 <= now[0] <= 600
+    records = history(tmp_path / "model")
+    assert records[-1]["seconds"] == now[0]
+    warmup = [r for r in records if r["phase"] == "warmup"]
+    assert len(warmup) > 2 and 240 <= warmup[-1]["seconds"] <= 250, "48 steps would take two thirds of the time"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ramen.artifacts import Draft
-from ramen.base.mining import drawn_from, shortlists
+from ramen.base.mining import mine_shortlists, sample_shortlists
 from ramen.config import ClassifierConfig
 from ramen.console import report
 from ramen.sampling import RowSampler, keyed_rng
@@ -99,7 +99,7 @@ def train_classifiers(
     processes.wait()
 
     problem, seed = base.problem, trainer.settings.seed
-    near = shortlists(problem, documents_ND, labels_LD, SHORTLIST)
+    shortlists = mine_shortlists(problem, documents_ND, labels_LD, SHORTLIST)
     positives = RowSampler(problem.y.indptr, problem.y.indices)
     progress = Progress("classifier", settings.epochs * len(problem.documents), "documents",
                         state.epoch * len(problem.documents))  # fmt: skip
@@ -110,12 +110,12 @@ def train_classifiers(
             rows = order[start : start + BATCH_SIZE]
             rng = keyed_rng(seed, "classifier", epoch, start)
             true = np.stack([positives.draw(rows, rng)[1] for _ in range(settings.positives)], axis=1)
-            false = drawn_from(near[rows], rng.random((len(rows), settings.negatives)))
+            false = sample_shortlists(shortlists[rows], rng.random((len(rows), settings.negatives)))
             keep = rng.random((len(rows), documents_ND.shape[1]), np.float32) >= DROPOUT
             x_BD = torch.from_numpy(documents_ND[rows] * keep / (1 - DROPOUT)).to(device)
             chosen = torch.from_numpy(np.concatenate([true, np.maximum(false, 0)], axis=1)).to(device)
             valid = torch.from_numpy(false >= 0).to(device)
-            loss = _hinges(model(x_BD, chosen), settings.positives, valid, MARGIN)
+            loss = mean_hinge(model(x_BD, chosen), settings.positives, valid, MARGIN)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ def train_classifiers(
     return Classified(weight, share, metrics)
 
 
-def _hinges(scores_BK: Tensor, positives: int, valid_BN: Tensor, margin: float) -> Tensor:
+def mean_hinge(scores_BK: Tensor, positives: int, valid_BN: Tensor, margin: float) -> Tensor:
     """Mean triplet hinge over all pairs of a positive (the first columns) and a valid negative (the others)."""
     true_BP1, false_B1N = scores_BK[:, :positives, None], scores_BK[:, None, positives:]
     hinge = (false_B1N - true_BP1 + margin).clamp_min(0.0) * valid_BN[:, None, :]
