@@ -189,8 +189,8 @@ class Checkpoints:
         return None
 
     def _check_task(self, folder: Path) -> None:
-        theirs = read_task(folder / TASK_FILE)
-        if self.task and (found := describe_differences(theirs, self.task)):
+        task = read_task(folder / TASK_FILE)
+        if self.task and (found := describe_differences(task, self.task)):
             raise ArtifactError(
                 f"{folder}: belongs to another run: {'; '.join(found)}; delete it to start over: rm -r {self.folder}"
             )
