@@ -177,6 +177,12 @@ class VersionCache:
         return loaded
 
 
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorResponse} for code in (404, 408, 413, 415, 503)
+}
+"""Error statuses of a query, for the OpenAPI page."""
+
+
 def make_app(model: str, version: str = "champion", *, ui: bool = False, graph: TrainingGraph | None = None) -> FastAPI:
     """Return the application.
 
@@ -224,11 +230,7 @@ def make_app(model: str, version: str = "champion", *, ui: bool = False, graph: 
             for one in registered
         ]  # fmt: skip
 
-    error_responses: dict[int | str, dict[str, Any]] = {
-        code: {"model": ErrorResponse} for code in (404, 408, 413, 415, 503)
-    }
-
-    @app.post("/api/query", summary="Find labels", responses=error_responses)
+    @app.post("/api/query", summary="Find labels", responses=ERROR_RESPONSES)
     def query(request: QueryRequest) -> dict[str, Any]:
         """Return the k best labels of a text, best first, with their cosine as `score`.
 
@@ -246,14 +248,7 @@ def make_app(model: str, version: str = "champion", *, ui: bool = False, graph: 
         milliseconds = 1000 * (time.perf_counter() - start)
         labels: list[dict[str, Any]] = [{"uid": hit.uid, "text": hit.text, "score": hit.score} for hit in hits]
         if graph is not None:
-            for label in labels:
-                label |= graph.describe(label["uid"])
-            if request.explain:
-                explained, encode = labels[:MAX_EXPLAINED], loaded.batcher.encode
-                uids = [label["uid"] for label in explained]
-                anchors_of_labels = graph.explain(encode([request.text])[0], uids, encode)
-                for label, anchors in zip(explained, anchors_of_labels, strict=True):
-                    label["anchors"] = anchors
+            _add_training_facts(labels, graph, request, loaded.batcher)
         return {
             "version": loaded.number,
             "labels": labels,
@@ -263,14 +258,28 @@ def make_app(model: str, version: str = "champion", *, ui: bool = False, graph: 
         }
 
     if ui:
-
-        @app.get("/", summary="Comparison page", response_class=HTMLResponse)
-        def page() -> HTMLResponse:
-            """Return the page that shows two versions side by side."""
-            headers = {"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"}
-            return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
-
+        app.get("/", summary="Comparison page", response_class=HTMLResponse)(page)
     return app
+
+
+def page() -> HTMLResponse:
+    """Return the page that shows two versions side by side."""
+    headers = {"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
+
+
+def _add_training_facts(
+    labels: list[dict[str, Any]], graph: TrainingGraph, request: QueryRequest, batcher: RequestBatcher
+) -> None:
+    """Add frequency and bin to each label, and the anchors that explain it if the request asks for explanations."""
+    for label in labels:
+        label |= graph.describe(label["uid"])
+    if request.explain:
+        explained = labels[:MAX_EXPLAINED]
+        uids = [label["uid"] for label in explained]
+        anchors_of_labels = graph.explain(batcher.encode([request.text])[0], uids, batcher.encode)
+        for label, anchors in zip(explained, anchors_of_labels, strict=True):
+            label["anchors"] = anchors
 
 
 def _unavailable(error: RamenError) -> HTTPException:

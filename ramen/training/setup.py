@@ -107,11 +107,10 @@ def build_trainer(
     """
     training, objective = sections.training, sections.objective
     torch.manual_seed(training.seed)
-    data = texts or Dataset.read(dataset.path)
 
     # encoder and data
     encoder = load_encoder(source, sections.encoder, max_length=max_length)
-    inputs = prepare_inputs(data, graph.path, encoder, objective, training)
+    inputs = prepare_inputs(texts or Dataset.read(dataset.path), graph.path, encoder, objective, training)
     problem = inputs.label_problem(inputs.training_rows, encoder, training)
     held_out_problem = inputs.label_problem(inputs.held_out.rows, encoder, training)
 
@@ -123,18 +122,11 @@ def build_trainer(
         modules["base"] = base.module.to(encoder.device)
     loss = _build_loss(sections, inputs, base, oracle)
     tuner = _build_tuner(sections, loss.weights, len(held_out_problem.documents))
-    if tuner is not None:
-        loss.weights.update(tuner.weights)
 
-    # steps
-    sampler = _build_sampler(sections, inputs, base)
-    if not sampler.steps_per_epoch:
-        few = f"too few training documents with a label for a step: {len(problem.documents)}"
-        few += f", and {len(inputs.held_out)} held out"
-        raise DataError(Defect(str(dataset.path), few, "ingest more, or lower training.validation_fraction"))
-
-    # optimiser and schedule
+    # steps, optimiser and schedule
+    sampler = _build_sampler(sections, inputs, base, dataset.path)
     optimizer = make_optimizer(encoder, base.module, training.lr, training.weight_decay)
+    average = WeightAverage(optimizer, sampler.steps_per_epoch) if training.epochs == "auto" else None
     schedule = Schedule(
         training,
         sampler.steps_per_epoch,
@@ -145,28 +137,14 @@ def build_trainer(
     )
     _check_bandit_period(tuner, schedule)
 
-    embedder = TextEmbedder(encoder, inputs.texts.store, processes)
+    roles, store = inputs.texts.roles, inputs.texts.store
+    embedder = TextEmbedder(encoder, store, processes)
+    step_encoder = StepEncoder(encoder, store, processes, training.gradient_caching)
+    held_out_loss = HeldOutLoss(held_out_problem, base, triplet.temperature, embedder.embed, roles, encoder.device)
     trainer = Trainer(
-        settings=training,
-        inputs=inputs,
-        encoder=encoder,
-        base=base,
-        modules=modules,
-        optimizer=optimizer,
-        sampler=sampler,
-        step_encoder=StepEncoder(encoder, inputs.texts.store, processes, training.gradient_caching),
-        loss=loss,
-        schedule=schedule,
-        embedder=embedder,
-        checkpoints=Checkpoints(draft.work, draft.task),
-        track=track,
-        processes=processes,
-        average=WeightAverage(optimizer, sampler.steps_per_epoch) if schedule.auto else None,
-        tuner=tuner,
-        held_out_loss=HeldOutLoss(
-            held_out_problem, base, triplet.temperature, embedder.embed, inputs.texts.roles, encoder.device
-        ),
-    )
+        training, inputs, encoder, base, modules, optimizer, sampler, step_encoder, loss, schedule, embedder,
+        Checkpoints(draft.work, draft.task), track, processes, average, tuner, held_out_loss,
+    )  # fmt: skip
     trainer.use_graphs(inputs.graphs)
     if processes.rank == 0:
         _warn_of_held_out_size(trainer)
@@ -200,12 +178,15 @@ def _build_loss(
     return StepLoss(base, base.triplet, objective.symmetric, weights, guide)
 
 
-def _build_sampler(sections: TrainingSections, inputs: TrainingInputs, base: BaseAlgorithm) -> StepSampler:
+def _build_sampler(
+    sections: TrainingSections, inputs: TrainingInputs, base: BaseAlgorithm, dataset: Path
+) -> StepSampler:
+    """The sampler of steps. Raises DataError, naming `dataset`, if too few documents have a label."""
     objective, training = sections.objective, sections.training
     negatives = None
     if inputs.graphs and objective.graph_negatives and sections.base.random_labels:
         negatives = GraphNegatives(inputs.negative_graphs, objective.anchor_sampling, objective.graph_negatives)
-    return StepSampler(
+    sampler = StepSampler(
         base,
         training.batch_size,
         training.seed,
@@ -214,6 +195,11 @@ def _build_sampler(sections: TrainingSections, inputs: TrainingInputs, base: Bas
         negatives,
         objective.anchor_sampling,
     )
+    if not sampler.steps_per_epoch:
+        few = f"too few training documents with a label for a step: {len(base.problem.documents)}"
+        few += f", and {len(inputs.held_out)} held out"
+        raise DataError(Defect(str(dataset), few, "ingest more, or lower training.validation_fraction"))
+    return sampler
 
 
 def _build_tuner(sections: TrainingSections, weights: dict[str, float], held_out: int) -> Bandit | None:

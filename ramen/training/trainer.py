@@ -109,6 +109,10 @@ class Trainer:
     _last_save: float = field(default_factory=time.monotonic)
     _gradient_norm: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.tuner is not None:
+            self.loss.weights.update(self.tuner.weights)
+
     # The loop
 
     def train(self, phase: str, until: int) -> None:
