@@ -188,6 +188,7 @@ def test_matrix_reader_survives_any_text(header: str, rows: list[list[str]], tmp
         ("packages", b"Package: a\nDescription: b\n" + b" c\n" * 10**5),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_large_input_is_parsed_in_little_memory(target: str, data: bytes, tmp_path: Path) -> None:
     with limit_memory():
         accept(TARGETS[target], tmp_path, data)

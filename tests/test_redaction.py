@@ -117,6 +117,7 @@ def test_dvc_pointer_contains_no_credentials() -> None:
     assert strip_credentials("s3://bucket/a") == "s3://bucket/a"
 
 
+@pytest.mark.slow
 def test_command_does_not_print_a_password(tmp_path: Path) -> None:
     uri = "postgresql+nodriver://me:geheim@127.0.0.1:9/mlflow?password=geheim"
     env = os.environ | {"MLFLOW_TRACKING_URI": uri, "PYTHONWARNINGS": "ignore"}

@@ -11,6 +11,7 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "library.md"
 
 
+@pytest.mark.slow
 def test_code_blocks_run(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert Path.cwd() == tmp_path

@@ -76,6 +76,7 @@ def test_query_ranks_labels_by_the_inner_product(finished_run: ramen.Run, shared
         model.query("notes about soil")
 
 
+@pytest.mark.slow
 def test_temporary_run_is_deleted_with_its_object(shared_dataset: ramen.Dataset, sections: dict[str, Any]) -> None:
     run = ramen.train(shared_dataset, **sections)
     folder, model = run.folder, run.model
@@ -97,6 +98,7 @@ def test_unregistered_retriever_is_opened_from_the_folder(finished_run: ramen.Ru
         ramen.Retriever.from_path(tmp_path)
 
 
+@pytest.mark.slow
 def test_tracked_run_is_registered_and_opened_from_the_registry(
     store: Path, shared_dataset: ramen.Dataset, sections: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -221,6 +221,7 @@ def test_config_writes_a_file_that_later_commands_read() -> None:
     assert "  hops: 9  #" in invoke("config", "--set", "walk.hops=9").stdout
 
 
+@pytest.mark.slow
 def test_ingest_writes_metrics_and_dataset(xc_folder: Path) -> None:
     result = invoke("ingest", "--source", "xc", "--path", str(xc_folder), "--dataset", "d", "--metrics", "m.json")
     assert result.exit_code == 0, result.stderr

@@ -55,6 +55,7 @@ def test_params_yaml_keeps_its_values(tmp_path: Path) -> None:
     assert "  hops: 17  # " in text and "  restart: 0.8  # " in text
 
 
+@pytest.mark.slow
 def test_check_lists_outdated_files_and_sync_updates_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in sync.generated_files():
         target = tmp_path / path.relative_to(sync.ROOT)

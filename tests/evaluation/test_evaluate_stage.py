@@ -173,6 +173,7 @@ def test_damaged_history_is_refused(tiny_dataset: Dataset, tmp_path: Path, histo
         run_evaluate(write_inputs(tiny_dataset, tmp_path, history), tmp_path / "evaluation")
 
 
+@pytest.mark.slow
 def test_base_is_compared_with_the_run(
     inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def test_training_rows_are_true_pairs_with_their_neighbours(shared_dataset: rame
     assert rows != training_rows(shared_dataset, ramen.build_graph(shared_dataset), seed=1)
 
 
+@pytest.mark.slow
 def test_example_trains_with_the_trainer(encoder_folder: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(EXAMPLE), "--model", str(encoder_folder), "--steps", "3", "--out", "model"]

@@ -82,6 +82,7 @@ def test_dataset_pushed_by_a_pod_can_be_pulled_into_a_repository(
     assert (repository / ".dvc" / "config").read_text().count(" url = ") == 1, "the remote is added once"
 
 
+@pytest.mark.slow
 def test_failed_push_is_a_warning_and_keeps_the_artifact(
     store: Path, tmp_path: Path, tiny_xc_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -180,6 +180,7 @@ def test_http_server_that_is_not_mlflow_is_reported(use_store: Any, other_server
             break
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/busy", "/empty", "/trickle", "/itself"])
 def test_run_does_not_start_when_the_server_is_not_mlflow(use_store: Any, other_server: str, path: str) -> None:
     use_store(other_server + path)

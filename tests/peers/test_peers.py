@@ -121,6 +121,7 @@ def test_untrained_matches_cosine_of_sentence_transformers(make: object, tiny_da
     assert not (problem.filter_test.toarray() > 0)[np.arange(20)[:, None], ranking.indices[:, :count]].any()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_trainer, reason="needs ramen[peers]")
 def test_sentence_transformers_trains_on_kept_documents_until_time_limit(tiny_dataset: Dataset, tmp_path: Path) -> None:
     from ramen.peers.sentence_transformers_trainer import Clock, training_pairs

@@ -10,8 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from ramen.artifacts import Artifact
 from ramen.publishing.registry import list_versions, load_version, resolve_version
+
+pytestmark = pytest.mark.slow
 
 KILLS = 3
 SCRIPT = """

@@ -22,6 +22,8 @@ from ramen.config import EncoderConfig, IndexConfig
 from ramen.publishing.registry import load_version
 from ramen.publishing.stage import publish_index
 
+pytestmark = pytest.mark.slow
+
 Post = Callable[[Any], tuple[int, Any]]
 
 

@@ -26,6 +26,8 @@ from ramen.publishing.registry import list_versions, load_version, resolve_versi
 from ramen.publishing.update import Changes, publish_update, read_changes
 from ramen.retrieval import search
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def published(artifacts: dict[str, Artifact], track: Any, tmp_path: Path) -> Callable[..., list[str]]:

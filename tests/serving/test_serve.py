@@ -34,6 +34,8 @@ from ramen.serving.explain import TrainingGraph
 from ramen.stages import run_stage
 from ramen.tracking import open_tracker
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
 
 

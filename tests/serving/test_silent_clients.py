@@ -42,6 +42,7 @@ def test_connection_without_complete_headers_is_closed(sent: bytes, address: tup
         assert received == b"" or received.startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 def test_slow_answers_do_not_time_out_and_connections_are_reused(address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=10) as client:
         for _ in range(2):
