@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +31,7 @@ from components.resources import (
     WORK_PATH,
 )
 from ramen.artifacts import open_artifact
-from ramen.console import warn
+from ramen.console import report, warn
 from ramen.errors import ConfigError, Interrupted, RamenError
 from ramen.files import write_json
 from ramen.signals import on_interrupt
@@ -197,10 +196,10 @@ def _create(api: Any, namespace: str, job: Mapping[str, Any]) -> None:
             existing = {}  # deleted, or the request failed: `_wait` retries
         terminating = "deletionTimestamp" in existing.get("metadata", {})
         if not terminating and "Failed" not in _conditions(existing):
-            print(f"job {name} exists already: waiting for it", file=sys.stderr, flush=True)
+            report(f"job {name} exists already: waiting for it")
             return
         if not terminating:
-            print(f"job {name} failed before: deleting it to create it again", file=sys.stderr, flush=True)
+            report(f"job {name} failed before: deleting it to create it again")
             _delete(api, namespace, name)
         time.sleep(POLL_SECONDS)
     raise RamenError(
@@ -258,7 +257,7 @@ def _wait(api: Any, namespace: str, name: str, stage: str) -> None:
         conditions = _conditions(job)
         if line := ", ".join(sorted(conditions)):
             if line != reported:
-                print(f"job {name}: {line}", file=sys.stderr, flush=True)
+                report(f"job {name}: {line}")
             reported = line
         if "Failed" in conditions:
             message = conditions["Failed"].get("message", "").splitlines()

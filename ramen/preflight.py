@@ -22,7 +22,7 @@ from ramen.index.build import make_index
 from ramen.publishing.registry import connect, translate_store_errors
 from ramen.retrieval import load_faiss
 from ramen.tracking import REGISTRATION_NEEDS_TRACKING, tracking_is_off
-from ramen.tracking.runs import Store
+from ramen.tracking.store import Store
 
 Sections = Mapping[str, Any]
 """Section name -> validated section, at least those of the stage."""

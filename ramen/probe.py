@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ramen.artifacts import Artifact
 from ramen.config import Config, TrainingConfig
-from ramen.data.dataset import Dataset, Texts, read_test_edges
+from ramen.data.dataset import Dataset, Side, Texts, read_test_edges
 from ramen.data.filters import heldout_filter
 from ramen.encoder.label_vectors import add_context, encode_labels
 from ramen.encoder.loading import load_encoder, load_trained
@@ -32,7 +32,7 @@ from ramen.errors import ArtifactError, DataError, Defect
 from ramen.evaluation.metrics import DEPTH, apply_filter, document_weights, inverse_propensity, metrics_by_document
 from ramen.evaluation.uncertainty import Gain, PerDocument, paired_gains
 from ramen.graph.cleaning import anchors_among, remove_edges
-from ramen.graph.metadata import Graphs, Side, inverse_sqrt_degree, neighbour_means, read_graphs
+from ramen.graph.metadata import Graphs, inverse_sqrt_degree, neighbour_means, read_graphs
 from ramen.retrieval import RETRIEVED, search
 from ramen.sampling import keyed_rng
 from ramen.training.heldout import split_held_out

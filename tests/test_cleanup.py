@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from small_pipeline import SMALL
 
 from pipelines.local import run_local
 from ramen.ablation.run import run_row
@@ -20,15 +21,10 @@ from ramen.files import write_json
 from ramen.stages import STAGES, run_stage
 
 STATE = "training_state.safetensors"
-SMALL = (
-    "data.source=xc", "walk.hops=20", "encoder.name=tiny", "encoder.precision=fp32", "encoder.max_length=16",
-    "training.batch_size=16", "training.epochs=2", "training.warmup_epochs=1", "training.threads=1", "pruning.every=1",
-    "index.kind=flat", "index.model=",
-)  # fmt: skip
 
 
 def make_config(source: Path, *more: str) -> Config:
-    return resolve(preset="demo", sets=[f"data.path={source}", *SMALL, *more])
+    return resolve(preset="demo", sets=[f"data.path={source}", "index.model=", *SMALL, *more])
 
 
 def gc(*words: str) -> str:

@@ -72,16 +72,16 @@ def load_dataset(
     if is_frame(source):
         if named := [name for name in given if name not in ("label_texts", "graphs")]:
             raise ConfigError(f"{named[0]}: a DataFrame has a column of this kind; leave the argument out")
-        problem = in_memory.from_frame(source, settings, label_texts=label_texts, graphs=graphs)
+        dataset = in_memory.from_frame(source, settings, label_texts=label_texts, graphs=graphs)
     else:
         if labels is None:
             raise DataError(
                 Defect("labels", "expected the labels of each text, found none", "pass them after the texts")
             )
-        problem = in_memory.from_lists(
+        dataset = in_memory.from_lists(
             cast(Sequence[str], source), labels, settings, ids=ids, split=split, label_texts=label_texts, graphs=graphs
         )
-    return _prepared(problem, settings)
+    return _prepared(dataset, settings)
 
 
 def _read_dataset(path: Path, knobs: Mapping[str, Any]) -> Dataset:
@@ -94,21 +94,21 @@ def _read_dataset(path: Path, knobs: Mapping[str, Any]) -> Dataset:
 
     source = "debian" if path.is_file() else "xc"
     settings = _settings({"source": source, "path": os.fspath(path), **knobs})
-    problem = sources.read(settings)
+    dataset = sources.read(settings)
     with tempfile.TemporaryDirectory() as folder:
-        report = validate(problem, Path(folder) / "validation")
+        report = validate(dataset, Path(folder) / "validation")
     if report.critical:
         raise DataError(*report.critical)
     for warning in report.warnings:
         warn(warning)
-    return _prepared(problem, settings)
+    return _prepared(dataset, settings)
 
 
-def _prepared(problem: Dataset, settings: DataConfig) -> Dataset:
+def _prepared(dataset: Dataset, settings: DataConfig) -> Dataset:
     """Return the dataset with hidden labels and filtered pairs, as stage `ingest` writes it."""
     if settings.unseen_labels:
-        problem = hide_labels(problem, settings.unseen_labels, seed=settings.seed)
-    return apply_filter_rule(problem, settings.filter_self)[0]
+        dataset = hide_labels(dataset, settings.unseen_labels, seed=settings.seed)
+    return apply_filter_rule(dataset, settings.filter_self)[0]
 
 
 def write_dataset(dataset: Dataset, place: Path) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ramen.api.runs import Run
 from ramen.config import ScoringConfig, parse_section
 from ramen.data.dataset import Dataset
+from ramen.encoder.label_vectors import normalise
 from ramen.errors import DataError, Defect, RamenError
 from ramen.evaluation.metrics import DEPTH, apply_filter, rank_scores
 from ramen.evaluation.predictions import Ranking
@@ -56,7 +57,9 @@ def _ranked(model: Any, dataset: Dataset) -> NDArray[np.int64]:
             raise RamenError("evaluate: the retriever's labels are not the dataset's; train or publish on this dataset")
         return _nearest(model.encoder.encode(dataset.test.texts), stored_vectors(model.index), dataset)
     if hasattr(model, "encode") and not isinstance(model, str):
-        documents, labels = (_unit(model.encode(texts.texts)) for texts in (dataset.test, dataset.labels))
+        documents, labels = (
+            normalise(np.asarray(model.encode(texts.texts), np.float32)) for texts in (dataset.test, dataset.labels)
+        )
         return _nearest(documents, labels, dataset)
     if sp.issparse(model):
         return _by_scores(sp.csr_matrix(model), dataset)
@@ -73,11 +76,6 @@ def _ranked(model: Any, dataset: Dataset) -> NDArray[np.int64]:
 
 def _nearest(documents: Any, labels: Any, dataset: Dataset) -> NDArray[np.int64]:
     return search(documents, labels, RETRIEVED, candidates=dataset.candidates)[0]
-
-
-def _unit(vectors: Any) -> NDArray[np.float32]:
-    vectors = np.asarray(vectors, np.float32)
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), np.float32)
 
 
 def _by_scores(scores: Any, dataset: Dataset) -> NDArray[np.int64]:

@@ -8,9 +8,9 @@ from typing import Any, cast
 import scipy.sparse as sp
 
 from ramen.config import WalkConfig, parse_section
-from ramen.data.dataset import Dataset
+from ramen.data.dataset import Dataset, Side
 from ramen.graph.build import build_set
-from ramen.graph.metadata import Graph, Side
+from ramen.graph.metadata import Graph
 
 GraphMatrices = dict[str, dict[str, sp.csr_matrix]]
 """Anchor set -> side ("documents" or "labels") -> edge weights, CSR rows x anchors."""

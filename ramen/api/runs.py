@@ -104,7 +104,7 @@ def _merged(section: BaseModel, knobs: Knobs) -> dict[str, Any]:
 
 @contextmanager
 def _tracked(settings: Config, track: bool) -> Iterator[None]:
-    """Record the pipeline's run in MLflow if asked for."""
+    """Record the pipeline's run in MLflow if `track` is set."""
     if not track:
         yield
         return

@@ -27,7 +27,7 @@ Examples:
   ramen query "command line mail client" -k 5  query the published index
   ramen compare                                the newest runs in one table
   ramen ablate --preset demo --study bases     a study over several seeds, in one table
-  ramen probe                                  how well the graphs alone predict the labels
+  ramen probe                                  what the graphs add to the texts, before training
   ramen config --preset debian -o params.yaml  a parameter file with comments
 """
 

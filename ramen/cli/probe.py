@@ -69,13 +69,13 @@ def probe(
         sets = {name: dataclasses.asdict(result) for name, result in results.items()}
         click.echo(json.dumps({"text": text_only, "sets": sets}, indent=1))
         return
-    click.echo("text only: " + ", ".join(f"{TITLES[key]} {value:.2f}" for key, value in text_only.items()))
+    click.echo("encoder only: " + ", ".join(f"{TITLES[key]} {value:.2f}" for key, value in text_only.items()))
     click.echo("\nPer cent with an anchor, and per cent of pairs with a common anchor:\n")
     shares = [_share_row(name, result) for name, result in results.items()]
     tables.print_table(shares, ["set", *SHARES.values()], text_columns=1, ends=len(results))
     click.echo(
-        "Gain over text only from adding the neighbours' means, [paired standard error, clustered by group]; grey: "
-        "below two standard errors:\n"
+        "Gain over the encoder only from adding the neighbours' means, [paired standard error, clustered by group]; "
+        "grey: below two standard errors:\n"
     )
     gains = [_gain_row(name, side, gains) for name, result in results.items() for side, gains in result.gains.items()]
     tables.print_table(gains, ["set", "added to", *TITLES.values()], text_columns=2, ends=max(len(gains), 1))

@@ -483,7 +483,7 @@ class PruningConfig(Section):
     every: int = knob(4, "epochs between prunings; with training.epochs=auto at least 48 steps", ge=1, le=EPOCHS_MAX)
     rule: Literal["quantile", "threshold", "none"] = knob(
         "quantile",
-        "what the cosine of an edge must exceed: a quantile of random pairs of its own graph, which is independent of "
+        "what the cosine of an edge must exceed: a quantile of random pairs of the same graph, which is independent of "
         "the encoder's scale, or a fixed threshold as published; none = retrain on the unpruned graphs",
         "rec; R-ICLR B",
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,6 +25,26 @@ CANDIDATES_FILE = "candidates.npy"
 GROUPS_FILE = "groups.npy"
 OWN_LABELS_FILE = "filters/own_labels.npz"
 TEST_GROUPS_FILE = "test_groups.npy"
+
+
+class Side(StrEnum):
+    """The two sides of an anchor set: training documents (graph G_XA) and labels (graph G_ZA).
+
+    The value is the side's name in file names, counts and random streams.
+    """
+
+    DOCUMENT = "train"
+    LABEL = "labels"
+
+    @property
+    def item(self) -> Literal["document", "label"]:
+        """An item of the side, as in the name of a regulariser: "document" or "label"."""
+        return "document" if self is Side.DOCUMENT else "label"
+
+    @property
+    def role(self) -> Literal["documents", "labels"]:
+        """Role of the side's texts in a `TextTable`: "documents" or "labels"."""
+        return "documents" if self is Side.DOCUMENT else "labels"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.config import DataConfig
-from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Texts
+from ramen.data.dataset import PLACEHOLDER, AnchorSet, Dataset, Side, Texts
 from ramen.data.sparse import to_binary
 from ramen.errors import DataError, Defect, find_lone_surrogate, short_repr, suggest_name
 from ramen.sampling import keyed_rng
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TEXT, LABELS, SPLIT, ID = "text", "labels", "split", "id"
 """Columns of a DataFrame; the last two are optional."""
-SIDES = ("documents", "labels")
+SIDES = tuple(side.role for side in Side)
 """The two sides of a graph, as the user names them."""
 SPLITS = ("train", "test")
 _SET_NAME = re.compile("[A-Za-z0-9_-]+")

@@ -66,7 +66,7 @@ def encode_labels(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) 
     table = _check_array(file, "table", offsets["table"], (len(offsets["table"]), width))
     if labels and not (rows.min() >= 0 and rows.max() < len(table)):
         raise ArtifactError(f"{file}: row_of has values outside of its table of {len(table):,} rows; {RERUN}")
-    return _normalise(vectors + np.asarray(table, np.float32)[rows])
+    return normalise(vectors + np.asarray(table, np.float32)[rows])
 
 
 def _check_array(file: Path, name: str, array: Any, shape: tuple[int, ...], kinds: str = "f") -> Any:
@@ -101,8 +101,9 @@ def fuse_label_vectors(folder: Path, vectors: Vectors) -> Vectors:
 
 def add_context(vectors: Vectors, context: Vectors) -> Vectors:
     """Add the label context to label vectors: float32 [L, D], unit norm."""
-    return _normalise(vectors + context)
+    return normalise(vectors + context)
 
 
-def _normalise(vectors: Vectors) -> Vectors:
+def normalise(vectors: Vectors) -> Vectors:
+    """Scale each row to unit norm; a row of zeros stays as it is."""
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), np.float32)

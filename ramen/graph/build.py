@@ -13,9 +13,9 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from ramen.config import WalkConfig
-from ramen.data.dataset import AnchorSet, Texts
+from ramen.data.dataset import AnchorSet, Side, Texts
 from ramen.graph.cleaning import anchors_among, contained_edges, match_anchors, remove_edges, remove_pairs, sample_edges
-from ramen.graph.metadata import Graph, Side, degree
+from ramen.graph.metadata import Graph, degree
 from ramen.graph.walk import enrich, walk
 from ramen.sampling import keyed_rng
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,28 +12,9 @@ from numpy.typing import NDArray
 
 from ramen.artifacts import list_files
 from ramen.config import Sampling
+from ramen.data.dataset import Side
 from ramen.errors import ArtifactError
 from ramen.files import RERUN, check_csr_arrays, read_arrays
-
-
-class Side(StrEnum):
-    """The two sides of an anchor set: training documents (graph G_XA) and labels (graph G_ZA).
-
-    The value is the side's name in file names, counts and random streams.
-    """
-
-    DOCUMENT = "train"
-    LABEL = "labels"
-
-    @property
-    def item(self) -> Literal["document", "label"]:
-        """An item of the side, as in the name of a regulariser: "document" or "label"."""
-        return "document" if self is Side.DOCUMENT else "label"
-
-    @property
-    def role(self) -> Literal["documents", "labels"]:
-        """Role of the side's texts in a `TextTable`: "documents" or "labels"."""
-        return "documents" if self is Side.DOCUMENT else "labels"
 
 
 @dataclass(frozen=True)
@@ -131,7 +110,7 @@ def sampling_weights(sides: Mapping[Side, Graph], sampling: Sampling) -> NDArray
     return None if sampling == "uniform" else inverse_sqrt_degree(sides)
 
 
-def inverse_sqrt_degree(sides: Mapping[Side, Graph]) -> NDArray[np.float64]:
+def inverse_sqrt_degree(sides: Mapping[Side, Graph | sp.csr_matrix]) -> NDArray[np.float64]:
     """Return 1 / sqrt(degree over both sides) of each anchor, float64 [M]: anchors that many rows share say little."""
     return np.asarray(1.0 / np.sqrt(np.maximum(degree(sides), 1)), np.float64)
 

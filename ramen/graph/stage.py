@@ -5,9 +5,9 @@ from __future__ import annotations
 from ramen.artifacts import Artifact, Draft
 from ramen.config import WalkConfig
 from ramen.console import report, warn
-from ramen.data.dataset import Dataset
+from ramen.data.dataset import Dataset, Side
 from ramen.graph.build import build_set
-from ramen.graph.metadata import Graph, Side, write_graphs
+from ramen.graph.metadata import Graph, write_graphs
 from ramen.tracking import Tracker
 
 HUBS_SHARE = 0.75

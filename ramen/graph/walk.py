@@ -74,17 +74,6 @@ def walkable(bipartite: sp.csr_matrix, degree_cap: int) -> tuple[sp.csr_matrix, 
     return rows, rows.tocsc()
 
 
-def expected_visits(bipartite: sp.csr_matrix, restart: float) -> NDArray[np.float64]:
-    """Return the exact long-run visit shares of a small graph, dense M x M: row s = r e_s P (I - (1 - r) P)^-1.
-
-    P = D_column^-1 B^T D_row^-1 B; rows of isolated anchors are 0.
-    """
-    b = (bipartite != 0).astype(np.float64).toarray()
-    per_row, per_anchor = np.maximum(b.sum(1), 1), np.maximum(b.sum(0), 1)
-    p = (b.T / per_row) @ b / per_anchor[:, None]
-    return restart * p @ np.linalg.inv(np.eye(len(p)) - (1 - restart) * p)  # type: ignore[no-any-return]
-
-
 @contextmanager
 def use_threads(threads: int) -> Iterator[int]:
     """Set the number of numba's threads within the context (0 = all); yields that number."""

@@ -18,9 +18,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from ramen.data.dataset import Dataset
+from ramen.data.dataset import Dataset, Side
 from ramen.encoder.model_card import bibtex
-from ramen.graph.metadata import Side, degree
+from ramen.graph.metadata import inverse_sqrt_degree
 from ramen.objective.regulariser import Links, regulariser, weighted_sum
 from ramen.objective.triplet import Reduction, Triplet
 from ramen.sampling import RowSampler, keyed_rng
@@ -238,7 +238,7 @@ def training_rows(
     }
     for name, sides in graphs.items():
         texts = np.array([*dataset.anchor_sets[name].texts.texts, NO_NEIGHBOUR], object)
-        weights = 1.0 / np.sqrt(np.maximum(degree({side: sides[side.role] for side in Side}), 1))
+        weights = inverse_sqrt_degree({side: sides[side.role] for side in Side})
         for side, column, rows in (("documents", "query", pairs.row), ("labels", "positive", pairs.col)):
             edges = sides[side]
             sampler = RowSampler(edges.indptr, edges.indices, weights[edges.indices])

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen.artifacts import open_artifact
-from ramen.data.dataset import Dataset
+from ramen.data.dataset import Dataset, Side
 from ramen.errors import ArtifactError
 from ramen.evaluation.quantiles import head_torso_tail
-from ramen.graph.metadata import Side, read_graphs
+from ramen.graph.metadata import read_graphs
 
 MAX_CANDIDATES = 30
 """Anchors per label and set that are compared with the query."""

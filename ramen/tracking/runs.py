@@ -33,8 +33,7 @@ from ramen.provenance import provenance_tags
 from ramen.redaction import redact
 from ramen.tracking.journal import Journal, find_journals, journals_folder
 from ramen.tracking.protocol import NullTracker, Tracker
-from ramen.tracking.store import PARENT_ENV, PIPELINE_TAG, TRACKING_ENV, require_store, tracking_is_off
-from ramen.tracking.store import Store as Store
+from ramen.tracking.store import PARENT_ENV, PIPELINE_TAG, TRACKING_ENV, Store, require_store, tracking_is_off
 
 MAPPING_KNOBS = ("objective.lambdas", "index.gate")
 """Knobs whose value is a mapping: recorded as one parameter. Other mappings within a section are nested sections."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ramen.config import Sampling
-from ramen.graph.metadata import Graphs, Side, sampling_weights
+from ramen.data.dataset import Side
+from ramen.graph.metadata import Graphs, sampling_weights
 from ramen.sampling import Ints, RowSampler
 
 

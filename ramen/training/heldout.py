@@ -102,7 +102,7 @@ class HeldOut:
         for part in self._chunks(len(labels_LD)):
             hit, ranks = self.rank_labels(part, documents_VD[part] @ labels_LD.T)
             hits += int(hit.sum())
-            gains += [float((1.0 / np.log2(1.0 + of_document)).mean()) for of_document in ranks if len(of_document)]
+            gains += [mean_gain(of_document) for of_document in ranks if len(of_document)]
         return Quality(100.0 * hits / max(len(self), 1), 100.0 * float(np.mean(gains)) if gains else 0.0)
 
     def compare_shares(
@@ -131,7 +131,7 @@ class HeldOut:
             first, second = documents_VD[part] @ labels_LD.T, documents_VD[part] @ others_LD.T
             for number, share in enumerate(shares_S):
                 _, ranks = self.rank_labels(part, combine(first, second, float(share)))
-                gain[number, part] = [(1.0 / np.log2(1.0 + of_document)).mean() for of_document in ranks]
+                gain[number, part] = [mean_gain(of_document) for of_document in ranks]
                 log_rank[number, part] = [np.log2(of_document).mean() for of_document in ranks]
         return gain, log_rank
 
@@ -160,6 +160,11 @@ class HeldOut:
     def _chunks(self, labels: int) -> list[slice]:
         step = max(1, SCORES // max(labels, 1))
         return [slice(start, start + step) for start in range(0, len(self), step)]
+
+
+def mean_gain(ranks: Ints) -> float:
+    """Mean of 1 / log2(1 + rank), ranks from 1."""
+    return float((1.0 / np.log2(1.0 + ranks)).mean())
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ramen.base.protocol import LabelProblem
 from ramen.config import ObjectiveConfig, TrainingConfig, check_known
-from ramen.data.dataset import Dataset
+from ramen.data.dataset import Dataset, Side
 from ramen.data.filters import heldout_filter
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.graph.cleaning import anchors_among, false_negative_anchors
-from ramen.graph.metadata import Graph, Graphs, Side, read_graphs
+from ramen.graph.metadata import Graph, Graphs, read_graphs
 from ramen.training.heldout import HeldOut, split_held_out
 from ramen.training.label_augmentation import augment_labels
 

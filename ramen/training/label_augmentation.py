@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
-from ramen.graph.metadata import Graphs, Side, degree
+from ramen.data.dataset import Side
+from ramen.graph.metadata import Graphs, degree
 
 HUB_EDGES = 500
 """Anchors with more edges are ignored: they would connect everything."""

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from ramen.artifacts import Artifact, Draft
 from ramen.config import Sampling
-from ramen.data.dataset import Dataset, Texts
+from ramen.data.dataset import Dataset, Side, Texts
 from ramen.errors import ConfigError
 from ramen.files import read_array
 from ramen.graph.cleaning import match_anchors, remove_pairs
-from ramen.graph.metadata import Graphs, Side, sampling_weights
+from ramen.graph.metadata import Graphs, sampling_weights
 from ramen.objective.guidance import OracleVectors
 from ramen.sampling import keyed_rng
 from ramen.tracking import Tracker

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ramen.config import ObjectiveConfig, PruningConfig
 from ramen.console import report, warn
-from ramen.graph.metadata import Graph, Graphs, Side, sampling_weights
+from ramen.data.dataset import Side
+from ramen.graph.metadata import Graph, Graphs, sampling_weights
 from ramen.graph.pruning import IndexedVectors, edge_cosines, isolated_share, random_cosines, sample_row_edges
 from ramen.sampling import keyed_rng
 from ramen.training.checkpoint import TrainingState

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ramen.artifacts import Artifact, Draft
@@ -23,12 +24,11 @@ from ramen.config import (
     TrainingConfig,
 )
 from ramen.console import report, warn
-from ramen.data.dataset import Dataset
+from ramen.data.dataset import Dataset, Side
 from ramen.encoder.loading import load_encoder
 from ramen.encoder.model import SentenceEncoder
 from ramen.encoder.tokens import TextTable
 from ramen.errors import ConfigError, DataError, Defect
-from ramen.graph.metadata import Side
 from ramen.objective.bandit import Bandit
 from ramen.objective.guidance import TERMS, Guidance, OracleVectors
 from ramen.objective.triplet import Triplet
@@ -147,7 +147,7 @@ def build_trainer(
     )  # fmt: skip
     trainer.use_graphs(inputs.graphs)
     if processes.rank == 0:
-        _warn_of_held_out_size(trainer)
+        _warn_of_held_out_size(trainer, held_out_problem.documents)
         _warn_of_truncated_texts(inputs.texts, encoder.settings.max_length)
     return trainer
 
@@ -243,8 +243,13 @@ def _evaluation_period(inputs: TrainingInputs, sampler: StepSampler) -> int:
     return max(epochs, math.ceil(label_tokens / max(EVALUATION_SHARE * epoch_tokens, 1)))
 
 
-def _warn_of_held_out_size(trainer: Trainer) -> None:
-    """Report which documents decide when training ends, or warn why too few do."""
+def _warn_of_held_out_size(trainer: Trainer, labelled: NDArray[np.int64]) -> None:
+    """Report which documents decide when training ends, or warn why too few do.
+
+    Args:
+        trainer: with its schedule.
+        labelled: int64, rows of the held-out documents that have a label.
+    """
     inputs, schedule, training = trainer.inputs, trainer.schedule, trainer.settings
     if training.validation_fraction and not len(inputs.held_out):
         why = f"of {len(inputs.dataset.train):,} documents"
@@ -253,22 +258,21 @@ def _warn_of_held_out_size(trainer: Trainer) -> None:
         warn(f"training.validation_fraction = {training.validation_fraction:g} holds out no document ({why}); raise it")
     if not schedule.auto:
         return
-    labelled = f"training.epochs = auto: {schedule.held_out:,} held-out documents have a label"
+    summary = f"training.epochs = auto: {schedule.held_out:,} held-out documents have a label"
     if not schedule.can_decide:
         warn(
-            f"{labelled}, {FEWEST_HELD_OUT} are needed to decide when training ends; training for "
+            f"{summary}, {FEWEST_HELD_OUT} are needed to decide when training ends; training for "
             f"{schedule.max_epochs} epochs; raise training.validation_fraction, or set training.epochs"
         )
         return
     independent = schedule.held_out
     if inputs.dataset.groups is not None:  # documents of a group are not independent of each other
-        rows = inputs.held_out.rows[np.diff(inputs.pairs.indptr)[inputs.held_out.rows] > 0]
-        independent = len(np.unique(inputs.dataset.groups[rows]))
+        independent = len(np.unique(inputs.dataset.groups[labelled]))
     if independent < NOISY_HELD_OUT:
         in_groups = f" in {independent:,} groups" if independent < schedule.held_out else ""
-        warn(f"{labelled}{in_groups}: small gains go unnoticed; raise training.validation_fraction")
+        warn(f"{summary}{in_groups}: small gains go unnoticed; raise training.validation_fraction")
     else:
-        report(f"{labelled} and decide when training ends")
+        report(f"{summary} and decide when training ends")
 
 
 def _warn_of_truncated_texts(texts: TextTable, max_length: int) -> None:

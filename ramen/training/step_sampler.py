@@ -15,7 +15,8 @@ import scipy.sparse as sp
 
 from ramen.base.protocol import BaseAlgorithm
 from ramen.config import Sampling
-from ramen.graph.metadata import Graph, Graphs, Side, sampling_weights
+from ramen.data.dataset import Side
+from ramen.graph.metadata import Graph, Graphs, sampling_weights
 from ramen.objective.regulariser import Links
 from ramen.sampling import (
     Bools,

@@ -13,10 +13,10 @@ from on_disk import on_disk
 
 from ramen.artifacts import create_drafts, open_artifact
 from ramen.config import WalkConfig
-from ramen.data.dataset import AnchorSet, Dataset, Texts
+from ramen.data.dataset import AnchorSet, Dataset, Side, Texts
 from ramen.graph.build import add_edges, build_set
 from ramen.graph.cleaning import false_negative_anchors, sample_edges
-from ramen.graph.metadata import Graph, Side, read_graphs
+from ramen.graph.metadata import Graph, read_graphs
 from ramen.graph.pruning import edge_cosines, isolated_share
 from ramen.stages import run_stage
 

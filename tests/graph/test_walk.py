@@ -6,10 +6,21 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ramen.graph.walk import enrich, expected_visits, walk
+from ramen.graph.walk import enrich, walk
 
 TOY = sp.csr_matrix(np.array([[1, 1, 0], [0, 1, 1]], np.float32))
 SHARES = {0.8: [0.472222, 0.5, 0.027778], 0.2: [0.333333, 0.5, 0.166667], 1.0: [0.5, 0.5, 0.0]}
+
+
+def expected_visits(bipartite: sp.csr_matrix, restart: float) -> np.ndarray:
+    """Return the exact long-run visit shares of a small graph, dense M x M: row s = r e_s P (I - (1 - r) P)^-1.
+
+    P = D_column^-1 B^T D_row^-1 B; rows of isolated anchors are 0.
+    """
+    b = (bipartite != 0).astype(np.float64).toarray()
+    per_row, per_anchor = np.maximum(b.sum(1), 1), np.maximum(b.sum(0), 1)
+    p = (b.T / per_row) @ b / per_anchor[:, None]
+    return restart * p @ np.linalg.inv(np.eye(len(p)) - (1 - restart) * p)
 
 
 def walk_dense(matrix: sp.csr_matrix, restart: float, hops: int, **more: int) -> np.ndarray:

@@ -8,8 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from ramen.artifacts import create_drafts
-from ramen.data.dataset import Dataset
-from ramen.graph.metadata import Graph, Side
+from ramen.data.dataset import Dataset, Side
+from ramen.graph.metadata import Graph
 from ramen.stages import run_stage
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 from on_disk import make_graph
 
-from ramen.graph.metadata import Graph, Side
+from ramen.data.dataset import Side
+from ramen.graph.metadata import Graph
 from ramen.training.label_augmentation import HUB_EDGES, MAX_NEW_LABELS, augment_labels
 
 

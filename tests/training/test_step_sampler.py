@@ -12,9 +12,9 @@ from on_disk import graphs_of, make_graph
 from ramen.base import make_base
 from ramen.base.protocol import LabelProblem
 from ramen.config import BaseConfig
-from ramen.data.dataset import AnchorSet, Dataset, Texts
+from ramen.data.dataset import AnchorSet, Dataset, Side, Texts
 from ramen.graph.cleaning import false_negative_anchors
-from ramen.graph.metadata import Graph, Side
+from ramen.graph.metadata import Graph
 from ramen.objective.triplet import Triplet
 from ramen.sampling import MembershipMask, RowSampler, SharedSampler, keyed_rng, sample_pools
 from ramen.training.graph_negatives import GraphNegatives

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from ramen.config import ObjectiveConfig
 from ramen.console import report
-from ramen.graph.metadata import Graph, Graphs, Side, neighbour_means, sampling_weights
+from ramen.data.dataset import Side
+from ramen.graph.metadata import Graph, Graphs, neighbour_means, sampling_weights
 from ramen.training.labels.selection import SelectionSample, selection_sample
 from ramen.training.trainer import Trainer
 
